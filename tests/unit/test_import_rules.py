@@ -89,7 +89,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
     "emitter": (
         {"process", "plan", "statistics"},
         {"send", "stop", "model"},
-        {"node", "training"},
+        {"node", "training", "checkpoints"},
         {"probes"},
         {"launch", "capture"},
         {"hooks"},

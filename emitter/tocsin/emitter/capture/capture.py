@@ -51,7 +51,7 @@ from tocsin.emitter.training.training import Shape, Training
 from tocsin.schemas.monotonic_clock import unix_us
 from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.program_facts import OptimizersSeen
-from tocsin.schemas.records.runs import Checkpoint, CheckpointWritten, Group
+from tocsin.schemas.records.runs import Checkpoint, Group
 
 SHARING: Final = "optimizers of one loss"
 
@@ -455,11 +455,7 @@ class Capture:
             checkpoint = Checkpoint(
                 path=clip(str(path)), step=written.step, size_bytes=size, finite=written.finite
             )
-            self.training.emit(
-                CheckpointWritten(
-                    **self.training.who, checkpoint=checkpoint, duration_s=written.duration_s
-                )
-            )
+            self.training.saved(checkpoint, written.duration_s)
 
     def close(self, timeout_s: float) -> None:
         """Hand over what is still waiting for the GPU, for at most `timeout_s`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Final
 
 from tocsin.bus.embedded.location import default_place
 from tocsin.bus.port import Bus
+from tocsin.emitter.checkpoints.reader import CheckpointReader
 from tocsin.emitter.launch.helper import DRAIN_S
 from tocsin.emitter.launch.helper_child import HelperChild, helper_command, helper_words
 from tocsin.emitter.launch.listener_child import ListenerChild
@@ -147,6 +149,8 @@ class Services:
             )
             return
 
+        reader = CheckpointReader(training.speaker.run_id, training.emit)
+
         async def sample(bus: Bus) -> None:
             topics = Topics(self._environ[PREFIX])
             plan = NodePlan.read(self._environ.get(CAPTURE, ""), self._base)
@@ -157,13 +161,20 @@ class Services:
             report.node.root_pid = os.getpid()
             await report.run()
 
+        async def beside(bus: Bus) -> None:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(reader.run(), name="checkpoints")
+                if self._samples:
+                    tasks.create_task(sample(bus), name="sample")
+
         listener = ThreadListener(
             kafka_opener(url, self._environ),
             Topics(self._environ[PREFIX]),
             training.speaker,
             training.emit,
             datagrams.Endpoint(self._folder / datagrams.LAUNCHER_SOCKET),
-            beside=sample if self._samples else None,
+            on_saved=reader.heard,
+            beside=beside,
         )
         self._listener = listener
         listener.start()

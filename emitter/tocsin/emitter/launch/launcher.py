@@ -19,6 +19,7 @@ from typing import Final
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.embedded.unmapped import Child, UnmappedBus
 from tocsin.bus.port import BusError, Record, RunBus
+from tocsin.emitter.checkpoints.reader import CheckpointReader
 from tocsin.emitter.launch import messages
 from tocsin.emitter.launch.bus_session import FLUSH_S, Watch
 from tocsin.emitter.launch.end_budget import EndBudget
@@ -35,6 +36,7 @@ from tocsin.emitter.launch.terminal import Terminal
 from tocsin.emitter.process import environment, runtime_folder
 from tocsin.emitter.process.identity import restart_count
 from tocsin.emitter.process.process_group import Reaper, become_subreaper, process_lives
+from tocsin.emitter.stop.datagrams import Message
 from tocsin.emitter.stop.detail_requests import CloserLooks
 from tocsin.emitter.stop.listener import Listener
 from tocsin.emitter.stop.processes import Members
@@ -60,6 +62,9 @@ USAGE: Final = 2
 OPEN_S: Final = 15.0
 UNHEARD_S: Final = 10.0
 """A job that ran this long without a word from the hook gets a line that says why."""
+
+CHECKPOINTS_S: Final = 5.0
+"""How long, after the job, the checkpoints that it saved last are read, seconds."""
 
 HELPER_CLOSE_S: Final = 3.0
 _DRAIN_LOOK_S: Final = 0.05
@@ -110,6 +115,7 @@ class _Launch:
         self._unjudged = False
         self._told_off: set[str] = set()
         self._budget = EndBudget(options.drain_s)
+        self._checkpoints = CheckpointReader(options.run_id, self._publish)
         self._starting: asyncio.Task[Job | None] | None = None
         self._key_paths = trusted_paths(os.environ, options.trusted_keys)
         self._stopper = Stopper(
@@ -190,6 +196,8 @@ class _Launch:
             # The last samples stand before the end of the run.
             await self._watch.end("heartbeats", "sample", timeout_s=self._budget.left_s(FLUSH_S))
             self._watch.take_datagrams()
+            # The checkpoints that were saved last stand before it, too.
+            await self._checkpoints.settled(self._budget.left_s(CHECKPOINTS_S))
             await self._watch.publish_behind()
         self._stopper.job_gone()
         assert job.returncode is not None
@@ -248,7 +256,7 @@ class _Launch:
         )
         notice = getattr(bus, "notice", None)
         self.note(notice if isinstance(notice, str) else None)
-        endpoint = watch.listen_to_processes(runtime, self._members.heard)
+        endpoint = watch.listen_to_processes(runtime, self._heard)
         self._watch = watch
         environ = job_environment(options, base, runtime, endpoint.path)
         environ[environment.BUS] = bus.url
@@ -298,6 +306,7 @@ class _Launch:
 
     def _begin_tasks(self, watch: Watch) -> Listener:
         watch.begin("publish", watch.publisher.run(watch.producer))
+        watch.begin("checkpoints", self._checkpoints.run())
         looks = CloserLooks(self.options.run_id, self._members)
         listener = Listener(self._topics, self.options.run_id, self._stopper, looks=looks)
         watch.begin("listen", listener.keep_listening(watch.bus))
@@ -324,6 +333,10 @@ class _Launch:
         await watch.publisher.flush(FLUSH_S)
 
     # While it runs
+
+    def _heard(self, message: Message) -> None:
+        if self._members.heard(message):
+            self._checkpoints.heard(message)
 
     def _signalled(self, number: signal.Signals) -> None:
         if self.job is not None and self.job.returncode is None:
@@ -383,17 +396,20 @@ class _Launch:
         if self.options.observe is not None:
             self.options.observe(news, record.append_ms)
 
-    def _answer(self, data: Data) -> None:
-        """What the stop has to say: on the bus and on the terminal."""
+    def _publish(self, data: Data) -> None:
         if self._watch is not None:
             self._watch.publisher.publish(data)
+
+    def _answer(self, data: Data) -> None:
+        """What the stop has to say: on the bus and on the terminal."""
+        self._publish(data)
         command, figures = self._stopper.command, self._stopper.figures
         step = None if figures is None else figures.step
         self.note(messages.stop_line(data, command=command, step=step), wrong=True)
 
     def _keeping(self) -> frozenset[int]:
         """Children of ours that are not the job's."""
-        ours = (self._helper, self._bus)
+        ours = (self._helper, self._bus, self._checkpoints)
         return frozenset(one.pid for one in ours if one is not None and one.pid is not None)
 
     # The end

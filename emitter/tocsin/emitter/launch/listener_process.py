@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tocsin.bus.port import Bus, BusError
 from tocsin.bus.urls import open_bus
+from tocsin.emitter.checkpoints.reader import CheckpointReader
 from tocsin.emitter.launch.enforcer import StopOrder
 from tocsin.emitter.send.publisher import Publisher
 from tocsin.emitter.stop import datagrams
@@ -99,8 +100,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         Orders(arguments.orders_fd),
     )
 
+    reader = CheckpointReader(speaker.run_id, publisher.publish)
+
     async def publish(bus: Bus) -> None:
-        await publisher.run(await bus.producer())
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(reader.run(), name="checkpoints")
+            await publisher.run(await bus.producer())
 
     listener = ThreadListener(
         lambda: open_bus(arguments.bus),
@@ -110,6 +115,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         datagrams.Endpoint.inherited(arguments.socket, arguments.socket_fd),
         on_obeyed=orders.obeyed,
         on_left=orders.left,
+        on_saved=reader.heard,
         beside=publish,
     )
     with contextlib.suppress(BusError):

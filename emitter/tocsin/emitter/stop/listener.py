@@ -217,7 +217,8 @@ class ThreadListener:
 
     It hands commands to the ranks of its node that said hello to `endpoint`. It never
     escalates: `on_obeyed` tells somebody who can of each rank, and `on_left` that the rank of that
-    pid has left its loop; both are called on its thread. Ranks answer for themselves; refusals go
+    pid has left its loop, and `on_saved` what ranks say of their checkpoints; all are called on its
+    thread. Ranks answer for themselves; refusals go
     through `emit`.
     """
 
@@ -232,6 +233,7 @@ class ThreadListener:
         environ: Mapping[str, str] = os.environ,
         on_obeyed: Callable[[Trainer, StopRequested], None] | None = None,
         on_left: Callable[[int], None] | None = None,
+        on_saved: Callable[[datagrams.Message], object] | None = None,
         beside: Callable[[Bus], Coroutine[None, None, None]] | None = None,
     ) -> None:
         """`endpoint` is closed with the listener. `beside` runs on the same bus."""
@@ -245,6 +247,7 @@ class ThreadListener:
         self._environ = environ
         self._on_obeyed = on_obeyed
         self._on_left = on_left
+        self._on_saved = on_saved
         self._beside = beside
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
@@ -335,6 +338,8 @@ class ThreadListener:
             before = len(self.members.unwatched)
             if not self.members.heard(message):
                 continue
+            if self._on_saved is not None and message["kind"] == "saved":
+                self._on_saved(message)
             if len(self.members.unwatched) > before:
                 print_line(LINES[datagrams.text(message, "what")])
             if self._on_left is not None and message["kind"] in ("left", "finished"):

@@ -38,7 +38,7 @@ from tocsin.emitter.process.stderr import print_line
 from tocsin.emitter.send.encoding import Address
 from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.send.sender import FLUSH_S, Sender
-from tocsin.emitter.stop import exit_points, verification
+from tocsin.emitter.stop import datagrams, exit_points, verification
 from tocsin.schemas.monotonic_clock import unix_ms, unix_us
 from tocsin.schemas.records.events import Data, clip
 from tocsin.schemas.records.frames import TensorFrame
@@ -46,6 +46,8 @@ from tocsin.schemas.records.program_facts import TrainingPlanned
 from tocsin.schemas.records.runs import (
     CaptureDegraded,
     CaptureFigures,
+    Checkpoint,
+    CheckpointWritten,
     Group,
     Heartbeat,
     Outcome,
@@ -105,7 +107,7 @@ class Training:
         self.schedule: Final = CaptureSchedule(settings, held_up=RunQueue().share)
         self.left = False
         self._labels = parse_labels(environ.get(LABELS, ""))
-        self._launched = bool(environ.get(LAUNCHER))
+        self._launcher = environ.get(LAUNCHER, "")
         self._wall_before = 0.0
         self._began = time.monotonic()
         self._stepping_s = 0.0
@@ -158,6 +160,22 @@ class Training:
         """
         logger.info("looking closer", extra={"steps": steps, "reason": reason})
         self.schedule.ask(steps)
+
+    def saved(self, checkpoint: Checkpoint, duration_s: float) -> None:
+        """Tell of a checkpoint; who listens on this node has it read, apart from the training. Of a
+        folder that all ranks have written to, one tells.
+        """
+        self.emit(CheckpointWritten(**self.who, checkpoint=checkpoint, duration_s=duration_s))
+        if self._launcher and (self.identity.rank == 0 or not os.path.isdir(checkpoint.path)):
+            datagrams.send(
+                self._launcher,
+                {
+                    "kind": "saved", "pid": os.getpid(), "rank": self.speaker.rank,
+                    "world_size": self.speaker.world_size,
+                    "incarnation": self.speaker.incarnation, "path": checkpoint.path,
+                    "step": checkpoint.step, "size_bytes": checkpoint.size_bytes,
+                },
+            )  # fmt: skip
 
     def emit(self, data: Data) -> None:
         """Put an event on the telemetry topic; never waits."""
@@ -323,7 +341,7 @@ class Training:
         )
 
     def _report(self, probe: str, reason: str) -> None:
-        if not self._launched:  # a launcher says it itself
+        if not self._launcher:  # a launcher says it itself
             print_line(switched_off(probe, reason))
         self._degraded(probe, reason)
 

@@ -287,6 +287,14 @@ class Checkpoint(Model):
         default=None,
         description="whether enough healthy steps followed it, where an issue or a stop names it",
     )
+    whole: bool | None = Field(
+        default=None, description="whether its files are whole, where they were read"
+    )
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is known against it."""
+        return self.finite is not False and self.whole is not False
 
 
 @EVENT_TYPES.register
@@ -304,6 +312,55 @@ class CheckpointWritten(RunData):
 
     checkpoint: Checkpoint
     duration_s: float = Field(default=0.0, ge=0, description="seconds")
+
+
+@EVENT_TYPES.register
+class CheckpointRead(RunData):
+    """What a checkpoint holds: read after it was written, apart from the training, and without
+    unpickling it."""
+
+    model_config = example(
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        role="launcher",
+        checkpoint={"path": "/data/gpt/step-1000.pt", "step": 1000, "size_bytes": 1493172224},
+        tensors=444,
+        matrices=148,
+        bytes_read=1493171200,
+        nonfinite=["model.blocks.3.attention.weight"],
+        nonfinite_tensors=1,
+    )
+
+    event_type: ClassVar[str] = "tocsin.run.checkpoint_read"
+
+    checkpoint: Checkpoint
+    unread: Text = Field(default="", description="why it could not be read; then nothing is known")
+    changed: bool = Field(
+        default=False, description="it was written again meanwhile; then nothing is known"
+    )
+    complete: bool = Field(
+        default=True, description="whether all numbers were read; else the beginning of each tensor"
+    )
+    torn: Text = Field(default="", description="what is missing of its files; empty: nothing")
+    tensors: Whole = Field(default=0, description="tensors of floating point that were found")
+    matrices: Whole = Field(default=0, description="those of them with two dimensions or more")
+    bytes_read: Whole = 0
+    nonfinite: Many[Word] = Field(
+        default=(), description="tensors with NaN or Inf, the first names; not masks of -Inf"
+    )
+    nonfinite_tensors: Whole = 0
+    zeros: Many[Word] = Field(default=(), description="matrices of zeros only, the first names")
+    zero_tensors: Whole = 0
+
+    def told_of(self, checkpoint: Checkpoint) -> Checkpoint:
+        """The same, with what was found, if it is the one that was read."""
+        read = self.checkpoint
+        if (checkpoint.path, checkpoint.step) != (read.path, read.step):
+            return checkpoint
+        if self.unread or self.changed:
+            return checkpoint
+        finite = False if self.nonfinite_tensors else checkpoint.finite
+        return checkpoint.model_copy(update={"whole": not self.torn, "finite": finite})
 
 
 @EVENT_TYPES.register

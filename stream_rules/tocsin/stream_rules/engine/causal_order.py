@@ -402,7 +402,11 @@ CAUSAL_ORDER: Final[tuple[Link, ...]] = (
             "embedding_norm_growth",
             "moe_imbalance",
         ),
-        lasting=_NO_PROGRESS,
+        lasting=(
+            *_NO_PROGRESS,
+            "checkpoint_unhealthy/after_onset",
+            "checkpoint_unhealthy/nonfinite",
+        ),
         within=SOON,
         how="what is computed from a NaN is NaN",
     ),

@@ -17,6 +17,7 @@ from tocsin.schemas.records.runs import (
     VERIFIED_STEPS,
     CaptureFigures,
     Checkpoint,
+    CheckpointRead,
     CheckpointWritten,
     Heartbeat,
     Outcome,
@@ -270,6 +271,10 @@ class RunState:
         """Whether a rank has left its loop for a stop: no step will follow."""
         return self.stop is not None and "left" in self.stop.states
 
+    @property
+    def fault(self) -> Fault | None:
+        return self.restarts.fault
+
     def live_ranks(self) -> Collection[int]:
         return [number for number, rank in self.ranks.items() if rank.outcome is None]
 
@@ -296,7 +301,7 @@ class RunState:
         return self.launcher.heard_ms if self.launcher else None
 
     def checkpoint_before(self, step: int | None) -> Checkpoint | None:
-        good = [c for c in self.checkpoints if c.finite is not False]
+        good = [c for c in self.checkpoints if c.sound]
         if step is not None:
             good = [c for c in good if c.step < step]
         if not good:
@@ -329,6 +334,8 @@ class RunState:
             self._plan(data)
         elif isinstance(data, CheckpointWritten):
             self.checkpoints = [*self.checkpoints, data.checkpoint][-_CHECKPOINTS:]
+        elif isinstance(data, CheckpointRead):
+            self.checkpoints = [data.told_of(c) for c in self.checkpoints]
         elif isinstance(data, RunEnded):
             self._ended(data, rank, now_ms)
 

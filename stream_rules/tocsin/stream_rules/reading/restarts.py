@@ -119,7 +119,7 @@ class Restarts:
             fault = faults.get(one.incarnation)
             last = one.last_step if fault is None else fault - 1
             healthy = None if last is None else last - one.checkpoint.step
-            if one.checkpoint.finite is False or (healthy is not None and healthy < 0):
+            if not one.checkpoint.sound or (healthy is not None and healthy < 0):
                 continue
             verified = healthy is not None and healthy >= VERIFIED_STEPS
             good.append(one.checkpoint.model_copy(update={"verified": verified}))

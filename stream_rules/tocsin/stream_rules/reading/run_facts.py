@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from tocsin.schemas.records.runs import Checkpoint
+from tocsin.stream_rules.reading.restarts import Fault
 
 
 class RunFacts(Protocol):
@@ -57,6 +58,11 @@ class RunFacts(Protocol):
     @property
     def leaving(self) -> bool:
         """Whether a rank has left its loop for a stop: no step will follow."""
+        ...
+
+    @property
+    def fault(self) -> Fault | None:
+        """The first issue of this incarnation that is worth a stop, or its failure; None: none."""
         ...
 
     @property

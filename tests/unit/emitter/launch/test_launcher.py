@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from support.captured import said
-from support.launches import Launched, command_line, environment, start
+from support.launches import SCRIPTS, Launched, command_line, environment, start
 from support.stops import StopSigner, outgoing
 from support.waiting import wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus
@@ -529,3 +529,20 @@ def exit_of(child: pexpect.spawn[str]) -> int | None:
     child.expect(pexpect.EOF)
     child.close()
     return child.exitstatus
+
+
+@pytest.mark.slow
+def test_what_the_job_saves_is_read_beside_it(tmp_path: Path) -> None:
+    job = start(tmp_path, PYTHON, str(SCRIPTS / "save_spoiled.py"), str(tmp_path))
+
+    assert job.wait() == 0
+
+    read = {
+        Path(r["checkpoint"]["path"]).name: r for r in job.observed("tocsin.run.checkpoint_read")
+    }
+    assert set(read) == {"good-1.pt", "bad-3.pt", "torn-4.pt", "last-5.pt"}
+    assert read["bad-3.pt"]["nonfinite"] == ["weight"]
+    assert read["bad-3.pt"]["checkpoint"]["step"] == 3
+    assert "cut off" in read["torn-4.pt"]["torn"]
+    assert [read[name]["nonfinite_tensors"] for name in ("good-1.pt", "last-5.pt")] == [0, 0]
+    assert read["last-5.pt"]["tensors"] == 2

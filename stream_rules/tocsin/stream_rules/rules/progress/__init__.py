@@ -6,6 +6,7 @@ from typing import Final
 
 from tocsin.stream_rules.rule import AnyRule
 from tocsin.stream_rules.rules.progress.checkpoint_stall import CheckpointStall
+from tocsin.stream_rules.rules.progress.checkpoint_unhealthy import CheckpointUnhealthy
 from tocsin.stream_rules.rules.progress.learning_rate_anomaly import LearningRateAnomaly
 from tocsin.stream_rules.rules.progress.loss_diverged import LossDiverged
 from tocsin.stream_rules.rules.progress.loss_not_decreasing import LossNotDecreasing
@@ -30,6 +31,7 @@ RULES: Final[tuple[type[AnyRule], ...]] = (
     TelemetryLost,
     MaxInitializationTime,
     CheckpointStall,
+    CheckpointUnhealthy,
     RestartLoop,
     ThroughputRegression,
     StepOutlier,

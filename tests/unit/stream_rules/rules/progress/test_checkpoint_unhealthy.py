@@ -1,0 +1,189 @@
+"""`checkpoint_unhealthy`, condition by condition, on made runs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.runs import Checkpoint, CheckpointRead, CheckpointWritten
+from tocsin.stream_rules.testing import RunBuilder, issues_of, only
+
+NAN = math.nan
+
+
+def healthy(run: RunBuilder, first: int, last: int) -> None:
+    for step in range(first, last):
+        run.steps([step], loss=1.0, gradient_norm=1.0, gradient_nonfinite=0)
+
+
+def saved(run: RunBuilder, step: int, size: int | None = 1000, path: str = "") -> None:
+    checkpoint = Checkpoint(path=path or f"/c/step-{step}.pt", step=step, size_bytes=size)
+    run.event(
+        CheckpointWritten(run_id=run.run_id, incarnation=run.incarnation, checkpoint=checkpoint)
+    )
+
+
+def read(run: RunBuilder, step: int, path: str = "", **found: Any) -> None:
+    checkpoint = Checkpoint(path=path or f"/c/step-{step}.pt", step=step)
+    run.event(
+        CheckpointRead(
+            run_id=run.run_id,
+            incarnation=run.incarnation,
+            checkpoint=checkpoint,
+            **{"tensors": 20, "matrices": 10, **found},
+        )
+    )
+
+
+def found(run: RunBuilder, *beside: str) -> list[IssueFiring]:
+    rules = ("checkpoint_unhealthy", *beside)
+    specs = [spec for rule in rules for spec in only(rule)]
+    return issues_of(run.records, "checkpoint_unhealthy", specs=specs)
+
+
+def states(issues: list[IssueFiring]) -> list[tuple[str, str]]:
+    return [(issue.branch, issue.state) for issue in issues]
+
+
+def begun() -> RunBuilder:
+    run = RunBuilder()
+    run.started()
+    healthy(run, 0, 10)
+    return run
+
+
+def test_healthy_checkpoints_are_quiet() -> None:
+    run = begun()
+    for step in range(10, 100, 10):
+        healthy(run, step, step + 10)
+        saved(run, step, 1000 + step)
+        read(run, step, zeros=("lora.b",), zero_tensors=1)
+    assert found(run, "nonfinite") == []
+
+
+def nan_from(run: RunBuilder, step: int) -> None:
+    run.steps([step], loss=NAN, gradient_norm=NAN, gradient_nonfinite=1)
+    run.tensors(step, "gradients", ["a"], nans={"a": 1})
+
+
+def test_after_the_onset_whichever_is_known_first() -> None:
+    run = begun()
+    saved(run, 9)
+    saved(run, 10)
+    nan_from(run, 10)
+    saved(run, 11)
+    saved(run, 12)
+
+    issues = found(run, "nonfinite")
+
+    assert states(issues)[0] == ("after_onset", "firing")
+    assert issues[0].first_step == 10
+    assert issues[0].severity == "warning"
+    assert not issues[0].stop_worthy
+    assert "step-10.pt was saved at step 10, and nonfinite began at step 10" in issues[0].reason
+
+
+def test_before_the_onset_is_healthy() -> None:
+    run = begun()
+    saved(run, 9)
+    nan_from(run, 10)
+    run.ended()
+    assert found(run, "nonfinite") == []
+
+
+def test_a_fault_that_spoils_no_weights_is_no_onset() -> None:
+    run = begun()
+    saved(run, 9)
+    run.ended(outcome="failed")
+    saved(run, 12)
+    assert found(run) == []
+
+
+def test_a_torn_one_until_one_is_whole() -> None:
+    run = begun()
+    saved(run, 10)
+    read(run, 10, torn="step-10.pt is cut off in model.weight")
+    read(run, 20)
+
+    issues = found(run)
+
+    assert states(issues) == [("torn", "firing"), ("torn", "resolved")]
+    assert "c/step-10.pt is not whole: step-10.pt is cut off" in issues[0].reason
+
+
+def test_what_was_not_read_says_nothing() -> None:
+    run = begun()
+    read(run, 10, unread="no such file", torn="x", nonfinite_tensors=1)
+    read(run, 20, changed=True, torn="x", nonfinite_tensors=1)
+    read(run, 30, complete=False, zero_tensors=9, zeros=("a",))
+    assert found(run) == []
+
+
+def test_numbers_that_are_not_finite() -> None:
+    run = begun()
+    read(run, 10, nonfinite=("model.a", "model.b"), nonfinite_tensors=2)
+
+    (issue,) = found(run)
+
+    assert issue.branch == "nonfinite"
+    assert "has NaN or Inf in model.a (2 of 20 tensors)" in issue.reason
+    assert issue.evidence.also == ("model.a", "model.b")
+
+
+def test_matrices_that_became_zero_and_one_that_is_zero_as_a_whole() -> None:
+    run = begun()
+    read(run, 10, zeros=("lora.b",), zero_tensors=1)
+    read(run, 20, zeros=("lora.b", "head"), zero_tensors=2)
+    issues = found(run)
+    assert states(issues) == [("zeros", "firing")]
+    assert "only zeros in head" in issues[0].reason
+
+    run = begun()
+    read(run, 10, zeros=("a",) * 5, zero_tensors=5)
+    assert states(found(run)) == [("zeros", "firing")]
+
+    run = begun()
+    read(run, 10, matrices=2, zeros=("a",), zero_tensors=1)
+    assert found(run) == []
+
+
+def test_one_that_is_smaller_than_its_kind() -> None:
+    run = begun()
+    for step, size in ((10, 1000), (20, 1010), (30, 1000), (40, 800), (50, 805), (60, 1005)):
+        saved(run, step, size)
+        saved(run, step, 10, path=f"/c/best-{step}.pt")
+    saved(run, 70, None)
+
+    issues = found(run)
+
+    assert [state for state in states(issues) if state[1] != "ongoing"] == [
+        ("smaller", "firing"),
+        ("smaller", "resolved"),
+    ]
+    assert "c/step-40.pt has 800 bytes, and those before of its kind 1,000" in issues[0].reason
+
+
+def test_too_few_to_compare() -> None:
+    run = begun()
+    for step, size in ((10, 1000), (20, 1000), (30, 10)):
+        saved(run, step, size)
+    assert found(run) == []
+
+
+def test_the_checkpoint_to_go_back_to_is_sound() -> None:
+    run = begun()
+    saved(run, 9)
+    healthy(run, 10, 20)
+    saved(run, 15)
+    saved(run, 19)
+    read(run, 19, torn="cut off")
+    read(run, 15, nonfinite=("a",), nonfinite_tensors=1)
+    healthy(run, 20, 100)
+    nan_from(run, 100)
+
+    (issue,) = issues_of(run.records, "nonfinite", specs=only("nonfinite"))[:1]
+
+    assert issue.last_good_checkpoint is not None
+    assert issue.last_good_checkpoint.step == 9
+    assert issue.last_good_checkpoint.verified
