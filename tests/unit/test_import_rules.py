@@ -110,9 +110,10 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"service"},
     ),
     "actions": (
-        {"__init__", "decision"},
+        {"__init__", "decision", "kinds"},
         {"delivery"},
         {"receivers"},
+        {"targets"},
         {"config"},
         {"service", "simulation"},
     ),

@@ -15,16 +15,17 @@ from pydantic import BaseModel
 
 from problem_codes import PROBLEM_CODES, WARNING_CODES
 from tocsin.actions.receivers.registry import ReceiverKinds
+from tocsin.actions.targets.registry import TargetKinds
 from tocsin.console.configuration.editor_schema import as_text, editor_schema
 from tocsin.console.configuration.field_texts import REQUIRED, FieldText, field_texts, summary_of
 from tocsin.console.configuration.init import severity_text
 from tocsin.schemas.configuration.file import config_model
-from tocsin.schemas.configuration.reserved_sections import LATER_SECTIONS
 from tocsin.schemas.configuration.sections import RuleEntry, StopOptions
 from tocsin.stream_rules.catalogue import Catalogue, built_in
 from tocsin.stream_rules.rule import AnyRule
 
 _RECEIVERS: Final = [kind.config for kind in ReceiverKinds().built_in()]
+_TARGETS: Final = [kind.config for kind in TargetKinds().built_in()]
 
 COMMAND: Final = "python tools/docs/config_page.py docs"
 
@@ -84,9 +85,9 @@ warning, and does not load rules from files.
 `tocsin rules`, `tocsin actions` and the helper of `tocsin run` read the configuration again when a
 file has changed, within about five seconds, or at once after SIGHUP.
 
-- At once: receivers, secrets, `routes`, `silences`, `inhibit`, `time_windows`, `public_url`, and
-  the actions of rules. A notice that was decided before is still sent. Inhibitions know the issues
-  that come after the change.
+- At once: receivers, targets, secrets, `routes`, `silences`, `inhibit`, `time_windows`, `policy`,
+  `public_url`, and the actions of rules. A notice that was decided before is still sent. Inhibitions
+  know the issues that come after the change.
 - For new runs, and at the next start of a job: rules that are added, removed or switched off, and
   `params`, `preset`, `severity` and `match`. A job that is running keeps its rules until the worker
   restarts.
@@ -159,7 +160,7 @@ _RULE_KEYS: Final = frozenset({"name", "use", "match", "preset", "params", "seve
 
 def config_page(catalogue: Catalogue | None = None) -> str:
     """The text of `docs/reference/configuration.md`. Pure."""
-    fields = field_texts(config_model(_RECEIVERS))
+    fields = field_texts(config_model(_RECEIVERS, _TARGETS))
     out = [_HEAD, _table(fields)]
     for field in fields:
         if field.key == "rules":
@@ -168,13 +169,13 @@ def config_page(catalogue: Catalogue | None = None) -> str:
         elif field.parts:
             out += [f"\n## `{field.key}`\n"]
             parts = (text for part in field.parts for text in _part(part, _way(field), field.key))
-            # What all kinds of receivers have is shown once.
+            # What all kinds of receivers, or of targets, have is shown once.
             out += dict.fromkeys(parts)
     out += ["\n## Parameters of the rules\n\n"]
     out += ["The values under `params`, rule by rule.\n"]
     for rule in catalogue or built_in():
         out += _rule(rule)
-    return "".join(out) + _later() + _codes()
+    return "".join(out) + _codes()
 
 
 def write_docs(folder: Path) -> None:
@@ -182,7 +183,7 @@ def write_docs(folder: Path) -> None:
     for name in ("reference", "schemas"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "reference" / "configuration.md").write_text(config_page(), encoding="utf-8")
-    schema = as_text(editor_schema(built_in(), _RECEIVERS))
+    schema = as_text(editor_schema(built_in(), _RECEIVERS, _TARGETS))
     (folder / "schemas" / "config.json").write_text(schema, encoding="utf-8")
 
 
@@ -215,14 +216,6 @@ def _rule(rule: type[AnyRule]) -> Iterator[str]:
     yield f"\n### `{meta.name}`\n\n{meta.meaning} {severity_text(rule)}\n"
     fields = field_texts(meta.params)
     yield f"\n{_table(fields)}" if fields else "\nIt has no parameters.\n"
-
-
-def _later() -> str:
-    if not LATER_SECTIONS:
-        return ""
-    sections = ", ".join(f"`{name}`" for name in sorted(LATER_SECTIONS))
-    head = "\n## Not yet\n\nRecognised, and refused with the code `not_supported_yet`:\n\n"
-    return f"{head}- the sections {sections}\n"
 
 
 def _codes() -> str:

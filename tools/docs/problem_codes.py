@@ -15,6 +15,7 @@ PROBLEM_CODES: Final[Mapping[str, str]] = {
     "duplicate_name": "Two routes, or two inhibitions, have one name.",
     "duplicate_recipient": "An address or phone number is twice in one list.",
     "duplicate_rule": "A rule, or a name of an instance, is listed twice.",
+    "empty_policy": "An entry of the policy names no target.",
     "encoding": "The file is not UTF-8 text.",
     "header": "An HTTP header that cannot be sent, or that tocsin sets itself.",
     "invalid_value": "A value of the wrong kind, or out of its bounds.",
@@ -33,6 +34,7 @@ PROBLEM_CODES: Final[Mapping[str, str]] = {
     "secret_missing": "A secret is not on this machine; where the file is to be used here.",
     "syntax": "Not YAML.",
     "tag": "A tag (`!name`), which this file does not know.",
+    "target_not_loaded": "A package offers this kind of stop target, and cannot be loaded.",
     "template": "A template of a receiver cannot be used; the message has its place in it.",
     "too_deep": "Nested too deeply.",
     "too_large": "The file is too large.",
@@ -45,6 +47,7 @@ PROBLEM_CODES: Final[Mapping[str, str]] = {
     "unknown_rule": "A rule that there is not.",
     "unknown_run": "A test of `tocsin test` is about a run that is not listed under `runs`.",
     "unknown_secret": "A secret that the section `secrets` does not name.",
+    "unknown_target": "The policy names a target that the section `targets` does not have.",
     "unknown_time_window": "A time window that the section `time_windows` does not name.",
     "unknown_time_zone": "A time zone that this machine does not know.",
     "unreachable_route": "A route after one that matches all its issues.",
@@ -53,9 +56,11 @@ PROBLEM_CODES: Final[Mapping[str, str]] = {
 """With any of them the file cannot be used."""
 
 WARNING_CODES: Final[Mapping[str, str]] = {
+    "grace_of_target": "A stop gives its job more time than a backend that may have to end it.",
     "no_rules": "No rule is on.",
     "question_not_shown": "The receiver that is to ask people for approval shows no question.",
     "stop_without_input": "A rule with a stop action reads only what is not captured.",
     "unused_receiver": "No rule or route names this receiver.",
+    "unused_target": "No entry of the policy names this target.",
 }
 """The file works with them, though hardly as meant."""

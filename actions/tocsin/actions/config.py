@@ -1,4 +1,4 @@
-"""The parts of the configuration that are ours: receivers, action lists, and who is notified."""
+"""The parts of the configuration that are ours: receivers, targets, and who is notified."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tocsin.actions.decision.time_windows import TimeWindows
 from tocsin.actions.receivers.notify_option import parse_addresses
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.receivers.run_addresses import RunAddresses
+from tocsin.actions.targets.registry import TargetKinds
 from tocsin.schemas.configuration.file import Config, SectionValidator
 from tocsin.schemas.configuration.problems import Loc, Problem, did_you_mean, quoted
 from tocsin.schemas.configuration.sources import Sources, read_files
@@ -41,6 +42,16 @@ def receiver_problems(kinds: ReceiverKinds) -> SectionValidator:
                     message = f"{quoted(what)} is in this list already"
                     yield Problem(action.loc, message, "duplicate_action", "remove it")
                 listed.add(what)
+
+    return find
+
+
+def target_problems(kinds: TargetKinds) -> SectionValidator:
+    """The validator of the section `targets`: what is wrong with them beyond their shape."""
+
+    def find(config: Config) -> Iterator[Problem]:
+        for name, target in config.targets.items():
+            yield from kinds.kind_of(target).check(target, ("targets", name))
 
     return find
 

@@ -170,13 +170,20 @@ def section_registry(
     `load` says what is wrong with custom rules; without it they are not loaded.
     """
     # What the services import is not paid by who reads no configuration.
-    from tocsin.actions.config import receiver_problems, repeat_problems, window_problems
+    from tocsin.actions.config import (
+        receiver_problems,
+        repeat_problems,
+        target_problems,
+        window_problems,
+    )
     from tocsin.actions.receivers.registry import ReceiverKinds
+    from tocsin.actions.targets.registry import TargetKinds
     from tocsin.stream_rules.engine.configured_rules import rule_problems
 
-    kinds = ReceiverKinds()
-    registry = SectionRegistry(kinds)
-    registry.register("receivers", receiver_problems(kinds))
+    receivers, targets = ReceiverKinds(), TargetKinds()
+    registry = SectionRegistry(receivers, targets)
+    registry.register("receivers", receiver_problems(receivers))
+    registry.register("targets", target_problems(targets))
     registry.register("time_windows", window_problems)
     registry.register("defaults", repeat_problems)
     registry.register("rules", rule_problems(load=load))

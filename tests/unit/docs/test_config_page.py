@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from config_page import COMMAND, config_page, write_docs
 from problem_codes import PROBLEM_CODES, WARNING_CODES
 from tocsin.actions.receivers.registry import ReceiverKinds
+from tocsin.actions.targets.registry import TargetKinds
 from tocsin.console.configuration.editor_schema import as_text, editor_schema
 from tocsin.console.configuration.field_texts import field_texts, in_yaml
 from tocsin.console.context import section_registry
@@ -28,7 +29,7 @@ from tocsin.stream_rules.rule import Params
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
-SCHEMA: Any = editor_schema(built_in(), ReceiverKinds().models())
+SCHEMA: Any = editor_schema(built_in(), ReceiverKinds().models(), TargetKinds().models())
 
 
 def test_the_page_is_current() -> None:

@@ -116,10 +116,12 @@ def format_files(
 def schema() -> None:
     """Print the JSON Schema of the configuration, for editors."""
     from tocsin.actions.receivers.registry import ReceiverKinds
+    from tocsin.actions.targets.registry import TargetKinds
     from tocsin.console.configuration.editor_schema import as_text, editor_schema
     from tocsin.stream_rules.catalogue import built_in
 
-    typer.echo(as_text(editor_schema(built_in(), ReceiverKinds().models())), nl=False)
+    kinds = ReceiverKinds().models(), TargetKinds().models()
+    typer.echo(as_text(editor_schema(built_in(), *kinds)), nl=False)
 
 
 def init(

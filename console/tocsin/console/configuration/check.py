@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from tocsin.actions.receivers.registry import ReceiverKinds
+from tocsin.console.configuration.lints import warnings_of
 from tocsin.console.context import section_registry
 from tocsin.emitter.plan.collections import CollectionPlan, Schedule
 from tocsin.emitter.plan.settings import capture_settings
@@ -18,8 +18,7 @@ from tocsin.schemas.configuration.file import (
     check_sources,
     shared_config,
 )
-from tocsin.schemas.configuration.problems import Loc, PlacedProblem, Problem, split_lines
-from tocsin.schemas.configuration.redaction import hide_lines
+from tocsin.schemas.configuration.problems import PlacedProblem, Problem, split_lines
 from tocsin.schemas.configuration.routes import RouteEntry
 from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry, StopMode
 from tocsin.schemas.configuration.settings import missing_secrets, resolve_settings
@@ -81,6 +80,8 @@ class EffectiveConfig:
         stopping: instances without one whose critical issues stop their run.
         mode: what becomes of stops without a mode of their own.
         routes: whom each route notifies of what, in words.
+        targets: name → kind.
+        policy: which runs' jobs each entry lets targets end, in words.
         budget: what capture may cost, as a percentage of the step time.
         captured: the collections, each with its schedule while training, or its modes, in words.
     """
@@ -96,6 +97,8 @@ class EffectiveConfig:
     stopping: Sequence[str]
     mode: StopMode
     routes: Sequence[str]
+    targets: Mapping[str, str]
+    policy: Sequence[str]
     budget: str
     captured: Mapping[str, str]
 
@@ -173,7 +176,7 @@ def check_file(
         source=str(path),
         texts=texts,
         problems=(),
-        warnings=_warnings(config, sources, customs.specs),
+        warnings=warnings_of(config, sources, customs.specs),
         notes=notes,
         effective=effective_config(config, environ, customs=customs.specs),
     )
@@ -209,6 +212,11 @@ def effective_config(
         stopping=[spec.name for spec in specs if spec.name not in entries and _stops(spec)],
         mode=config.defaults.mode,
         routes=[_route(route) for route in config.routes],
+        targets={name: target.type for name, target in config.targets.items()},
+        policy=[
+            f"{_labels(entry.match) or 'every run'}: {', '.join(entry.may_stop_on)}"
+            for entry in config.policy
+        ],
         budget=format_percent(capture.budget),
         captured={name: _schedules(capture.plans[name]) for name in capture.collections},
     )
@@ -257,12 +265,16 @@ def _rule_actions(entry: RuleEntry, spec: RuleSpec) -> RuleActions:
 
 
 def _route(route: RouteEntry) -> str:
-    match = ", ".join(f"{key}={'|'.join(some)}" for key, some in route.match.items())
+    match = _labels(route.match)
     notified = "; ".join(
         f"{severity}: {', '.join(names) or 'nobody'}" for severity, names in route.notify.items()
     )
     also = " (and the next routes)" if route.also else ""
     return f"{route.name or match or 'all'}: {notified}{also}"
+
+
+def _labels(match: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(f"{key}={'|'.join(some)}" for key, some in match.items())
 
 
 def _stops_at(stop: ActionEntry, spec: RuleSpec) -> Severity:
@@ -315,7 +327,7 @@ def _summary(effective: EffectiveConfig, *, verbose: bool) -> Iterator[str]:
     receivers = ", ".join(f"{name} ({kind})" for name, kind in effective.receivers.items())
     yield row("receivers", receivers or "none; `tocsin run --notify` adds one for a run")
     for each in effective.rule_actions:
-        match = ", ".join(f"{key}={'|'.join(some)}" for key, some in each.match.items())
+        match = _labels(each.match)
         where = f" (runs with {match})" if match else ""
         actions = [
             f"stop at {each.stops_at}" if action == "stop" else action for action in each.actions
@@ -326,6 +338,10 @@ def _summary(effective: EffectiveConfig, *, verbose: bool) -> Iterator[str]:
         yield row("actions", f"{others}: {'by the routes' if effective.routes else _TERMINAL}")
     for route in effective.routes:
         yield row("route", route)
+    if effective.targets:
+        targets = ", ".join(f"{name} ({kind})" for name, kind in effective.targets.items())
+        yield row("targets", targets)
+        yield row("policy", "; ".join(effective.policy) or "no job is ended by them")
     if effective.stopping:
         names = ", ".join(effective.stopping)
         yield row("stops", f"critical issues of {names} {_EFFECTS[effective.mode]}")
@@ -379,64 +395,3 @@ def _missing_keys(config: Config, environ: Mapping[str, str], folder: Path) -> I
         if why:
             hint = "a file like keys/actions.pub, or a folder of such files"
             yield Problem(("stop", "trusted_keys", index), why, "no_trusted_key", hint)
-
-
-def _stops_without_input(
-    config: Config, specs: Iterable[RuleSpec]
-) -> Iterator[tuple[ActionEntry, str, Sequence[str]]]:
-    """Stop actions of rules that read only collections which the configuration switches off."""
-    captured = set(capture_settings(config.capture.model_dump_json()).collections)
-    off = set(capture_settings(Config().capture.model_dump_json()).collections) - captured
-    by_name = {spec.name: spec for spec in specs if not spec.custom}
-    for entry in config.rules:
-        spec = by_name.get(entry.name)
-        inputs = [one for one in spec.rule.meta.inputs if not one.beside] if spec else []
-        if not inputs or any(one.kind != "tensors" or one.pattern not in off for one in inputs):
-            continue
-        for action in entry.actions or ():
-            if action.kind == "stop":
-                yield action, entry.name, sorted({one.pattern for one in inputs})
-
-
-def _questions(config: Config) -> Iterator[tuple[ActionEntry, str]]:
-    """Stops that people are to approve, and receivers that do not show them the question."""
-    kinds = ReceiverKinds()
-    for entry in config.rules:
-        for action in entry.actions or ():
-            via = None if action.options is None else action.options.approve.via
-            if via is not None:
-                receiver = config.receivers[via]
-                if not kinds.kind_of(receiver).shows_question(receiver):
-                    yield action, via
-
-
-def _warnings(
-    config: Config, sources: Sources, customs: Mapping[str, RuleSpec]
-) -> Sequence[PlacedProblem]:
-    def warning(loc: Loc, code: str, message: str, hint: str | None) -> PlacedProblem:
-        return sources.placed(Problem(loc, message, code, hint, at="key"))
-
-    found = []
-    named = {action.receiver for rule in config.rules for action in rule.actions or ()}
-    named |= {name for route in config.routes for name, _ in route.named()}
-    options = (action.options for rule in config.rules for action in rule.actions or ())
-    named |= {one.approve.via for one in options if one is not None}
-    for name in config.receivers:
-        if name not in named:
-            message = f"nothing is sent to the receiver {name!r}: no rule or route names it"
-            hint = f"rules: [nonfinite: [stop, {name}]]"
-            found.append(warning(("receivers", name), "unused_receiver", message, hint))
-    specs = rule_specs(config.rules, defaults=config.defaults.rules, customs=customs)
-    for action, rule, collections in _stops_without_input(config, specs):
-        message = f"{rule!r} never stops a run: {' and '.join(collections)} are not captured"
-        hint = f"capture: {{collections: {{{collections[0]}: {{every: 10}}}}}}"
-        found.append(warning(action.loc, "stop_without_input", message, hint))
-    for action, via in _questions(config):
-        loc = (*action.loc, "stop", "approve", "via")
-        message = f"{via!r} does not show the question whether to stop the run"
-        hint = "a receiver of the type email or chat"
-        found.append(warning(loc, "question_not_shown", message, hint))
-    if not specs:
-        message = "no rule is on: nothing is watched"
-        found.append(warning(("defaults", "rules"), "no_rules", message, "rules: all"))
-    return hide_lines(sources, found)

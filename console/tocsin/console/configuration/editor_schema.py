@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from tocsin.schemas.configuration.file import config_json_schema
 from tocsin.schemas.configuration.receivers import ReceiverConfig
 from tocsin.schemas.configuration.sections import CUSTOM_USE
+from tocsin.schemas.configuration.targets import TargetConfig
 from tocsin.schemas.configuration.values import format_duration, format_percent
 from tocsin.stream_rules.catalogue import Catalogue
 from tocsin.stream_rules.rule import AnyRule
@@ -22,10 +23,12 @@ Node = dict[str, Any]
 
 
 def editor_schema(
-    catalogue: Catalogue, receivers: Sequence[type[ReceiverConfig]]
+    catalogue: Catalogue,
+    receivers: Sequence[type[ReceiverConfig]],
+    targets: Sequence[type[TargetConfig]],
 ) -> Mapping[str, object]:
-    """The schema of a file (draft 2020-12) with these rules and kinds of receivers."""
-    schema: Node = dict(config_json_schema(receivers))
+    """The schema of a file (draft 2020-12) with these rules, kinds of receivers and of targets."""
+    schema: Node = dict(config_json_schema(receivers, targets))
     schema["title"] = "tocsin.yaml"
     schema["description"] = "The configuration of tocsin, an alarm bell for training."
     for node in _nodes(schema):

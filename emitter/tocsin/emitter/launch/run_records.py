@@ -11,6 +11,7 @@ from typing import Literal
 from tocsin.emitter.launch.options import LaunchOptions
 from tocsin.emitter.process import run_facts
 from tocsin.emitter.process.environment import HEARTBEAT_S
+from tocsin.emitter.process.scheduler import scheduler_of
 from tocsin.emitter.send.publisher import Publisher
 from tocsin.emitter.stop.processes import Members
 from tocsin.schemas.records.events import clip
@@ -29,6 +30,7 @@ def run_started(
         incarnation=incarnation,
         role="launcher",
         job_id=options.job_id,
+        scheduler=scheduler_of(os.environ),
         restart_count=restart_count,
         labels=dict(options.labels),
         node=platform.node(),

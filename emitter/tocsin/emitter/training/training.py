@@ -34,6 +34,7 @@ from tocsin.emitter.process.environment import (
 from tocsin.emitter.process.identity import Identity, Who, who_speaks
 from tocsin.emitter.process.isolation import Isolation, switched_off
 from tocsin.emitter.process.run_queue import RunQueue
+from tocsin.emitter.process.scheduler import scheduler_of
 from tocsin.emitter.process.stderr import print_line
 from tocsin.emitter.send.encoding import Address
 from tocsin.emitter.send.outbox import StepRow
@@ -317,6 +318,7 @@ class Training:
         return RunStarted(
             **self.who,
             job_id=self.identity.job_id,
+            scheduler=scheduler_of(os.environ),
             restart_count=self.identity.restart_count,
             training=self.identity.training,
             labels={**self._labels, **labels},

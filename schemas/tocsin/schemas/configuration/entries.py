@@ -12,20 +12,19 @@ from typing import Any, Final, Literal, TypeVar
 from pydantic import ValidationError
 
 from tocsin.schemas.configuration.document import Plain, kind_of
+from tocsin.schemas.configuration.kinds import KindModels
 from tocsin.schemas.configuration.problems import Loc, Problem, did_you_mean, quoted
-from tocsin.schemas.configuration.receivers import (
-    ReceiverConfig,
-    ReceiverModels,
-    UnreadReceiver,
-)
+from tocsin.schemas.configuration.receivers import ReceiverConfig, UnreadReceiver
 from tocsin.schemas.configuration.sections import (
     CUSTOM_USE,
     ActionEntry,
     Entry,
     RuleEntry,
     SecretSource,
+    Section,
     StopOptions,
 )
+from tocsin.schemas.configuration.targets import TargetConfig, UnreadTarget
 from tocsin.schemas.configuration.time_windows import TimeWindow
 from tocsin.schemas.configuration.validation import (
     expected,
@@ -39,10 +38,13 @@ from tocsin.schemas.errors import ConfigurationError
 
 T = TypeVar("T")
 EntryT = TypeVar("EntryT", bound=Entry)
+SectionT = TypeVar("SectionT", bound=Section)
 
 ACTION_WORDS: Final = ("stop", "by_route")
 _RESERVED: Final = frozenset({*ACTION_WORDS, "off", "notify"})
 _RULE_KEYS: Final = ("name", "use", "match", "preset", "params", "severity", "actions")
+_A_RECEIVER: Final = "{type: email, to: […]}"
+_A_TARGET: Final = "{type: slurm}"
 _LABEL_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,62}")
 _MAX_LABEL_VALUE: Final = 256
 
@@ -86,14 +88,29 @@ def parse_secrets(raw: Plain, problems: list[Problem]) -> dict[str, SecretSource
 
 
 def parse_receivers(
-    raw: Plain, problems: list[Problem], models: ReceiverModels | None
+    raw: Plain, problems: list[Problem], models: KindModels[ReceiverConfig] | None
 ) -> dict[str, ReceiverConfig]:
     """The section `receivers`; without `models` only what all kinds have."""
 
     def one(item: Plain, loc: Loc, problems: list[Problem]) -> ReceiverConfig | None:
-        return _parse_receiver(item, loc, problems, models)
+        if models is None:
+            return _parse_unread(UnreadReceiver, item, loc, problems, _A_RECEIVER)
+        return _parse_kind(item, loc, problems, models, _A_RECEIVER, _receiver_not_loaded)
 
     return dict(_items(raw, ("receivers",), problems, one, name=_receiver_name))
+
+
+def parse_targets(
+    raw: Plain, problems: list[Problem], models: KindModels[TargetConfig] | None
+) -> dict[str, TargetConfig]:
+    """The section `targets`; without `models` only what all kinds have."""
+
+    def one(item: Plain, loc: Loc, problems: list[Problem]) -> TargetConfig | None:
+        if models is None:
+            return _parse_unread(UnreadTarget, item, loc, problems, _A_TARGET)
+        return _parse_kind(item, loc, problems, models, _A_TARGET, _target_not_loaded)
+
+    return dict(_items(raw, ("targets",), problems, one, name=parse_name))
 
 
 def parse_time_windows(raw: Plain, problems: list[Problem]) -> dict[str, TimeWindow]:
@@ -303,18 +320,31 @@ def _parse_action(raw: Plain, loc: Loc, problems: list[Problem]) -> ActionEntry 
     return None
 
 
-# -- receivers, labels, names
+# -- entries of kinds, labels, names
 
 
-def _parse_receiver(
-    raw: Plain, loc: Loc, problems: list[Problem], models: ReceiverModels | None
-) -> ReceiverConfig | None:
+def _parse_unread(
+    model: type[SectionT], raw: Plain, loc: Loc, problems: list[Problem], like: str
+) -> SectionT | None:
+    if isinstance(raw, dict):
+        return parse_model(model, raw, loc, problems)
+    problems.append(expected(f"a mapping like {like}", raw, loc))
+    return None
+
+
+def _parse_kind(
+    raw: Plain,
+    loc: Loc,
+    problems: list[Problem],
+    models: KindModels[SectionT],
+    like: str,
+    not_loaded: Callable[[Loc, str], Problem],
+) -> SectionT | None:
+    """An entry whose model is that of the kind which its `type` names."""
     here = (*loc, "type")
     if not isinstance(raw, dict):
-        problems.append(expected("a mapping like {type: email, to: […]}", raw, loc))
+        problems.append(expected(f"a mapping like {like}", raw, loc))
         return None
-    if models is None:
-        return parse_model(UnreadReceiver, raw, loc, problems)
     if "type" not in raw:
         message, known = "the key 'type' is missing", ", ".join(models.names())
         problems.append(Problem(loc, message, "missing_key", f"one of {known}"))
@@ -323,7 +353,7 @@ def _parse_receiver(
     try:
         model = models.model(kind) if isinstance(kind, str) else None
     except ConfigurationError as err:
-        problems.append(Problem(here, str(err), "receiver_not_loaded"))
+        problems.append(not_loaded(here, str(err)))
         return None
     if model is None:
         names = models.names()
@@ -332,6 +362,14 @@ def _parse_receiver(
         problems.append(Problem(here, what, hint=hint))
         return None
     return parse_model(model, raw, loc, problems)
+
+
+def _receiver_not_loaded(loc: Loc, why: str) -> Problem:
+    return Problem(loc, why, "receiver_not_loaded")
+
+
+def _target_not_loaded(loc: Loc, why: str) -> Problem:
+    return Problem(loc, why, "target_not_loaded")
 
 
 def _parse_label(raw: Plain, loc: Loc, problems: list[Problem]) -> str | None:

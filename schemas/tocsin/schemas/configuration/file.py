@@ -22,12 +22,15 @@ from tocsin.schemas.configuration.entries import (
     parse_receivers,
     parse_rules,
     parse_secrets,
+    parse_targets,
     parse_time_windows,
 )
 from tocsin.schemas.configuration.heartbeat import HeartbeatConfig
 from tocsin.schemas.configuration.inhibitions import InhibitEntry, inhibit_problems
+from tocsin.schemas.configuration.kinds import KindModels
 from tocsin.schemas.configuration.limits import LimitsConfig
 from tocsin.schemas.configuration.matches import MATCH_SCHEMA
+from tocsin.schemas.configuration.policy import PolicyEntry
 from tocsin.schemas.configuration.problems import (
     ConfigProblems,
     PlacedProblem,
@@ -36,10 +39,9 @@ from tocsin.schemas.configuration.problems import (
     quoted,
 )
 from tocsin.schemas.configuration.public_url import PublicUrl, read_public_url
-from tocsin.schemas.configuration.receivers import ReceiverConfig, ReceiverModels
+from tocsin.schemas.configuration.receivers import ReceiverConfig
 from tocsin.schemas.configuration.redaction import hide_lines
 from tocsin.schemas.configuration.references import NamedParts, named_twice
-from tocsin.schemas.configuration.reserved_sections import LATER_SECTIONS, later_section
 from tocsin.schemas.configuration.routes import RouteEntry, route_problems
 from tocsin.schemas.configuration.sections import (
     CUSTOM_USE,
@@ -61,6 +63,7 @@ from tocsin.schemas.configuration.sources import (
     read_files,
     why_config_shared,
 )
+from tocsin.schemas.configuration.targets import TargetConfig
 from tocsin.schemas.configuration.time_windows import TimeWindow
 from tocsin.schemas.configuration.validation import parse_model
 from tocsin.schemas.configuration.values import NAME_PATTERN
@@ -77,6 +80,7 @@ SectionName = Literal[
     "capture",
     "defaults",
     "receivers",
+    "targets",
     "time_windows",
     "rules",
     "routes",
@@ -106,6 +110,8 @@ class Config(Section):
     """Defaults for rules without their own settings."""
     receivers: Mapping[str, ReceiverConfig] = Field(default_factory=dict)
     """Receivers of issues, by name."""
+    targets: Mapping[str, TargetConfig] = Field(default_factory=dict)
+    """Backends that can end a job, by name: `policy` says of which runs."""
     time_windows: Mapping[str, TimeWindow] = Field(default_factory=dict)
     """Hours of the week by name, for routes and receivers."""
     rules: tuple[RuleEntry, ...] = ()
@@ -120,6 +126,8 @@ class Config(Section):
     """How much tocsin may stop by itself."""
     public_url: PublicUrl | None = Field(default=None, examples=["https://tocsin.example.com"])
     """Where people reach `tocsin actions --http`: messages then have a link for answers."""
+    policy: tuple[PolicyEntry, ...] = ()
+    """Which backends may end the jobs of which runs. Absent: none."""
     heartbeat: HeartbeatConfig | None = None
     """Where workers and runs report that they still work. Absent: nowhere."""
     stop: StopTrust = Field(default_factory=StopTrust)
@@ -141,10 +149,16 @@ class SectionRegistry:
     Args:
         receivers: the models of the kinds of receivers; without them, as in a training process,
             only what all kinds have is read of each receiver.
+        targets: likewise, of stop targets.
     """
 
-    def __init__(self, receivers: ReceiverModels | None = None) -> None:
+    def __init__(
+        self,
+        receivers: KindModels[ReceiverConfig] | None = None,
+        targets: KindModels[TargetConfig] | None = None,
+    ) -> None:
         self.receivers = receivers
+        self.targets = targets
         self._validators: dict[SectionName, SectionValidator] = {}
 
     def register(self, name: SectionName, validator: SectionValidator) -> None:
@@ -227,6 +241,7 @@ def _refuse_foreign(config: Config, shared: str) -> None:
     named = [
         *(["secrets"] if any(s.file is not None for s in config.secrets.values()) else []),
         *(["receivers"] if config.receivers else []),
+        *(["targets"] if config.targets else []),
         *(["heartbeat"] if config.heartbeat else []),
         *(["public_url"] if config.public_url else []),
         *(["stop.trusted_keys"] if config.stop.trusted_keys else []),
@@ -259,10 +274,9 @@ def check_sources(
     if not sources.complete:
         return None, hide_lines(sources, sources.problems)
     problems: list[Problem] = []
-    models = None if registry is None else registry.receivers
-    config = _parse(sources.data, problems, models)
+    config = _parse(sources.data, problems, registry or SectionRegistry())
     parts = NamedParts(sources.data)
-    problems.extend(parts.unknown(config.rules, config.routes, config.receivers))
+    problems.extend(parts.unknown(config.rules, config.routes, config.receivers, config.policy))
     problems.extend(named_twice(config.routes, "a route"))
     problems.extend(named_twice(config.inhibit, "an inhibition"))
     problems.extend(route_problems(config.routes))
@@ -276,16 +290,32 @@ def check_sources(
     return (None if placed else config), placed
 
 
-def config_model(receivers: Sequence[type[ReceiverConfig]]) -> type[Config]:
-    """`Config` with the models of these kinds of receivers, of which it has two at least."""
-    one: Any = Annotated[Union[tuple(receivers)], Field(discriminator="type")]  # noqa: UP007
-    field: Any = Field(default_factory=dict)
-    return create_model("Config", __base__=Config, receivers=(Mapping[str, one], field))
+def config_model(
+    receivers: Sequence[type[ReceiverConfig]], targets: Sequence[type[TargetConfig]]
+) -> type[Config]:
+    """`Config` with the models of these kinds of receivers and of targets."""
+    one: dict[str, Any] = {
+        "receivers": _one_of(receivers, ReceiverConfig),
+        "targets": _one_of(targets, TargetConfig),
+    }
+    fields: Any = {
+        name: (Mapping[str, model], Field(default_factory=dict)) for name, model in one.items()
+    }
+    return create_model("Config", __base__=Config, **fields)
 
 
-def config_json_schema(receivers: Sequence[type[ReceiverConfig]]) -> dict[str, object]:
-    """The JSON Schema of the file, for editors (draft 2020-12), with these kinds of receivers."""
-    schema = config_model(receivers).model_json_schema()
+def _one_of(models: Sequence[type[Section]], base: type[Section]) -> Any:
+    if len(models) > 1:
+        return Annotated[Union[tuple(models)], Field(discriminator="type")]  # noqa: UP007
+    return next(iter(models), base)
+
+
+def config_json_schema(
+    receivers: Sequence[type[ReceiverConfig]], targets: Sequence[type[TargetConfig]]
+) -> dict[str, object]:
+    """The JSON Schema of the file, for editors (draft 2020-12), with these kinds of receivers and
+    of targets."""
+    schema = config_model(receivers, targets).model_json_schema()
     defs = schema["$defs"]
     defs["StopOptions"] = StopOptions.model_json_schema()
     del defs["ActionEntry"]
@@ -343,7 +373,7 @@ def config_json_schema(receivers: Sequence[type[ReceiverConfig]]) -> dict[str, o
 # -- the parts of a check
 
 
-def _parse(raw: Plain, problems: list[Problem], models: ReceiverModels | None) -> Config:
+def _parse(raw: Plain, problems: list[Problem], registry: SectionRegistry) -> Config:
     """What of the file can be read; what is wrong in it goes into `problems`."""
     if raw is None:
         return Config()
@@ -351,10 +381,8 @@ def _parse(raw: Plain, problems: list[Problem], models: ReceiverModels | None) -
         problems.append(Problem((), f"expected a mapping, got {kind_of(raw)}", hint="version: 1"))
         return Config()
     for key in raw:
-        if key in LATER_SECTIONS:
-            problems.extend(later_section(key, raw[key]))
-        elif key not in Config.model_fields:
-            hint = did_you_mean(key, {*Config.model_fields, *LATER_SECTIONS})
+        if key not in Config.model_fields:
+            hint = did_you_mean(key, Config.model_fields)
             message = f"unknown section {quoted(key)}"
             # It may be a section of secrets whose name was mistyped.
             problems.append(
@@ -375,7 +403,8 @@ def _parse(raw: Plain, problems: list[Problem], models: ReceiverModels | None) -
         "secrets": parse_secrets(raw.get("secrets"), problems),
         "capture": parse_capture(raw.get("capture"), ("capture",), problems),
         "defaults": _section(DefaultsConfig, raw.get("defaults"), "defaults", problems),
-        "receivers": parse_receivers(raw.get("receivers"), problems, models),
+        "receivers": parse_receivers(raw.get("receivers"), problems, registry.receivers),
+        "targets": parse_targets(raw.get("targets"), problems, registry.targets),
         "time_windows": parse_time_windows(raw.get("time_windows"), problems),
         "rules": parse_rules(raw.get("rules"), problems),
         "routes": parse_entries(RouteEntry, raw.get("routes"), "routes", problems),
@@ -383,6 +412,7 @@ def _parse(raw: Plain, problems: list[Problem], models: ReceiverModels | None) -
         "silences": parse_entries(SilenceEntry, raw.get("silences"), "silences", problems),
         "limits": _section(LimitsConfig, raw.get("limits"), "limits", problems),
         "public_url": read_public_url(raw.get("public_url"), problems),
+        "policy": parse_entries(PolicyEntry, raw.get("policy"), "policy", problems),
         "heartbeat": _optional(HeartbeatConfig, raw.get("heartbeat"), "heartbeat", problems),
         "stop": _section(StopTrust, raw.get("stop"), "stop", problems),
     }

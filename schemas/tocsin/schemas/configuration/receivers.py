@@ -1,14 +1,9 @@
-"""Receivers as the configuration file names them: what all kinds have.
-
-Which kinds there are, and what else may be set of each, is known to those who send: `Models` of
-theirs is handed to the reading of the file.
-"""
+"""Receivers as the configuration file names them: what all kinds have."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
-from typing import Protocol, Self
+from typing import Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -77,19 +72,3 @@ class UnreadReceiver(ReceiverConfig):
     """A receiver in a process that sends to none: only what all kinds have was read of it."""
 
     model_config = ConfigDict(extra="ignore")
-
-
-class ReceiverModels(Protocol):
-    """The models of the kinds of receivers."""
-
-    def names(self) -> Sequence[str]:
-        """All kinds. May read what packages are installed."""
-        ...
-
-    def model(self, kind: str) -> type[ReceiverConfig] | None:
-        """The model of a kind; None if there is no such kind.
-
-        Raises:
-            ConfigurationError: a package offers the kind, and it cannot be loaded.
-        """
-        ...

@@ -1,4 +1,4 @@
-"""Names that a file refers to: receivers, time windows, secrets; and names that it gives twice."""
+"""Names that a file refers to: receivers, targets, time windows, secrets; and those given twice."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.entries import ACTION_WORDS
 from tocsin.schemas.configuration.inhibitions import InhibitEntry
+from tocsin.schemas.configuration.policy import PolicyEntry, policy_problems
 from tocsin.schemas.configuration.problems import Loc, Problem, did_you_mean, quoted
 from tocsin.schemas.configuration.receivers import ReceiverConfig
 from tocsin.schemas.configuration.routes import RouteEntry
@@ -25,6 +26,7 @@ class NamedParts:
         rules: Sequence[RuleEntry],
         routes: Sequence[RouteEntry],
         receivers: Mapping[str, ReceiverConfig],
+        policy: Sequence[PolicyEntry],
     ) -> Iterator[Problem]:
         """What is referred to and not there."""
         known = self._names("receivers")
@@ -43,8 +45,9 @@ class NamedParts:
                 if name not in known:
                     yield _unknown_receiver(name, loc, known)
         yield from self._unknown_windows(routes, receivers)
+        yield from policy_problems(policy, self._names("targets"))
         secrets = self._names("secrets")
-        for section in ("bus", "receivers", "heartbeat"):
+        for section in ("bus", "receivers", "targets", "heartbeat"):
             for loc, name in _secret_references(self._raw.get(section), (section,)):
                 if name not in secrets:
                     message = f"unknown secret {quoted(name)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from tocsin.schemas.configuration.sections import Section
 from tocsin.schemas.configuration.values import Duration
@@ -20,3 +20,9 @@ class TargetConfig(Section):
     confirm_within: Duration = Field(default=timedelta(minutes=5), examples=["5m"])
     """How long to look for the end of the job after the backend was asked; then the stop expires.
     Unit: a duration."""
+
+
+class UnreadTarget(TargetConfig):
+    """A target in a process that asks none: only what all kinds have was read of it."""
+
+    model_config = ConfigDict(extra="ignore")

@@ -35,6 +35,10 @@ RuleStatus = Literal[
 ]
 
 
+MAX_SCHEDULER_NAME: Final = 500
+"""Characters of a name that a scheduler gave."""
+
+
 class RunData(Data):
     """What each event of a run says: of which run, of which incarnation, from which rank."""
 
@@ -62,9 +66,9 @@ class SchedulerJob(Model):
     kind: Word = Field(
         max_length=32, description="slurm, kubernetes, sagemaker, batch, ray, or a kind of your own"
     )
-    names: Mapped[Word] = Field(
+    names: Mapped[Annotated[Word, Field(max_length=MAX_SCHEDULER_NAME)]] = Field(
         default_factory=dict,
-        description="ids as the scheduler gave them: job, restarts, namespace, uid, …",
+        description="ids as the scheduler gave them: job, restarts, namespace, pod_uid, …",
     )
 
 

@@ -24,6 +24,7 @@ from tocsin.schemas.records.runs import (
     RunData,
     RunEnded,
     RunStarted,
+    SchedulerJob,
     StopView,
 )
 from tocsin.schemas.records.stop_progress import answered
@@ -85,6 +86,7 @@ class RunState:
     missing: int = 0
     late: int = 0
     labels: dict[str, str] = field(default_factory=dict)
+    scheduler: SchedulerJob | None = None
     node: str = ""
     command: str = ""
     world_size: int = 1
@@ -167,6 +169,7 @@ class RunState:
         if launched_here and self.launcher is not None:
             fresh.launcher, fresh.labels = self.launcher, self.labels
             fresh.node, fresh.command = self.node, self.command
+            fresh.scheduler = self.scheduler
             fresh.started_ms = self.started_ms
             fresh.planned = Outlook(ends_by_ms=self.planned.ends_by_ms)
         fresh.goodput = self._next_accounts(fresh.incarnation, now_ms, same_job=launched_here)
@@ -342,6 +345,7 @@ class RunState:
     def _started(self, data: RunStarted, rank: RankState | None) -> None:
         if len(self.labels.keys() | data.labels.keys()) <= MAX_ENTRIES:
             self.labels = {**self.labels, **data.labels}
+        self.scheduler = self.scheduler or data.scheduler
         self.node = self.node or data.node
         self.command = self.command or data.command
         if data.ends_by_ms is not None:

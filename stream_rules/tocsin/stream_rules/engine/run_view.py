@@ -19,6 +19,7 @@ def run_view(run: RunEngine | Earlier, *, next_offset: int) -> RunView:
         role="launcher" if state.launcher is not None else "trainer",
         state=kind,
         labels=state.labels,
+        scheduler=state.scheduler,
         node=state.node,
         command=state.command,
         started_ms=state.started_ms,

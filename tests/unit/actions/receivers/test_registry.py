@@ -125,7 +125,7 @@ def test_check_and_the_schema_show_a_receiver_from_outside(outside: Path) -> Non
     assert list(checked.problems) == []
     assert checked.effective is not None
     assert checked.effective.receivers == {"lab": "notebook"}
-    schema = editor_schema(built_in(), ReceiverKinds().models())
+    schema = editor_schema(built_in(), ReceiverKinds().models(), [])
     validator = jsonschema.Draft202012Validator(schema)
     receivers = {"lab": {"type": "notebook", "path": "issues.txt"}}
     validator.validate({"version": 1, "receivers": receivers})
@@ -198,7 +198,7 @@ def test_a_package_that_cannot_be_loaded_is_named_where_it_is_used(
     values: list[str], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offered = [EntryPoint("fax", value, GROUP) for value in values]
-    monkeypatch.setattr("tocsin.actions.receivers.registry.entry_points", lambda group: offered)
+    monkeypatch.setattr("tocsin.actions.kinds.entry_points", lambda group: offered)
     text = "version: 1\nreceivers:\n  a: {type: fax}\n  b: {type: webhook, url: 'http://x'}\n"
     _, problems = check_config(text, "f", section_registry())
     assert [(one.line, one.column, one.code) for one in problems] == [
@@ -213,7 +213,7 @@ def test_a_package_does_not_replace_what_tocsin_has() -> None:
     assert kinds.names() == list(BUILT_IN)
     assert isinstance(kinds.get("webhook"), Webhook)
     assert Config() == check_config("version: 1", "f", section_registry())[0]
-    assert json.dumps(editor_schema(built_in(), kinds.models()))
+    assert json.dumps(editor_schema(built_in(), kinds.models(), []))
 
 
 def test_a_sender_has_imported_what_it_needs_before_the_first_delivery() -> None:

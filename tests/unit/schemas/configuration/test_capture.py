@@ -241,7 +241,9 @@ def test_every_column_of_a_kind_can_be_named(kind: Kind) -> None:
 
 
 def test_an_editor_takes_it_and_refuses_what_it_can_see_is_wrong() -> None:
-    validator: Any = jsonschema.Draft202012Validator(config_json_schema(ReceiverKinds().models()))
+    validator: Any = jsonschema.Draft202012Validator(
+        config_json_schema(ReceiverKinds().models(), [])
+    )
     section = json.loads(section_of(WHOLE).model_dump_json(exclude_defaults=True))
 
     def valid(capture: object) -> bool:

@@ -271,16 +271,13 @@ def test_the_whole_language_is_known_and_what_is_missing_says_so() -> None:
     assert {problem.code for problem in problems} == {"not_supported_yet"}
     assert all("not supported yet" in problem.message for problem in problems)
     assert [(problem.line, problem.column) for problem in problems] == [
-        (15, 1),
         (24, 56),
-        (34, 1),
     ]
 
 
 @pytest.mark.parametrize(
     ("body", "column", "words", "hint"),
     [
-        ("policy:", 1, "'policy' is not supported yet", "remove it"),
         ("routes: 5", 9, "expected a list, got a number", "begin each entry"),
         ("routes: [{nme: a, notify: []}]", 11, "unknown key 'nme'", "name"),
         ("routes: [{name: a}]", 10, "the key 'notify' is missing", "notify: {critical: ["),
@@ -344,7 +341,7 @@ def test_the_whole_language_is_known_and_what_is_missing_says_so() -> None:
         ("rules: [nonfinite: [stop: {approve: {via: x}}]]", 43, "unknown receiver 'x'", None),
         ("rules: [nonfinite: [stop: {approve: {timeout: 8d}}]]", 37, "from 1s to 7d", None),
         ("limits: {stops: {per_day: 3}}", 18, "unknown key 'per_day'", "per_hour"),
-        ("targets: {a: slurm}", 14, "expected a mapping, got text", None),
+        ("targets: {a: slurm}", 14, "expected a mapping like", None),
         ("labels: {a: 1}", 13, "expected text, got a number", "quotes around it"),
         ("labels: {1a: x}", 10, "expected a label's key", None),
         ("defaults: {rules: some}", 19, "expected all or none, got 'some'", None),
@@ -732,7 +729,7 @@ def test_a_wrong_flag_or_variable_is_named(
 
 
 def test_the_json_schema_takes_what_the_loader_takes_and_no_more() -> None:
-    schema = config_json_schema(KINDS.models())
+    schema = config_json_schema(KINDS.models(), [])
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
 
