@@ -13,7 +13,10 @@ from tocsin.schemas.configuration.targets import TargetConfig
 GROUP: Final = "tocsin.stop_targets"
 """The entry points by which a package offers kinds: the kind's name, and its class."""
 
-BUILT_IN: Final[Mapping[str, str]] = {}
+BUILT_IN: Final[Mapping[str, str]] = {
+    "sagemaker": "tocsin.actions.targets.sagemaker.kind:SageMaker",
+    "batch": "tocsin.actions.targets.batch.kind:Batch",
+}
 """By the `type` of the configuration."""
 
 

@@ -296,6 +296,19 @@ limits:
   #  min_job_age: 5m
   #  on_exceed: ask
 
+# Schedulers that can end a job when its launcher has not: each by its kind. grace: what the
+# scheduler itself gives a job between SIGTERM and SIGKILL. confirm_within: how long to look for the
+# end of the job.
+targets:
+  # With the machine's AWS credentials.
+  #ml-training: {type: sagemaker, region: eu-central-1, grace: 120s, confirm_within: 10m}
+  #ml-batch: {type: batch, region: eu-central-1}
+
+# Which targets may end the jobs of which runs. Default: none. match: labels of the run, and run:
+# its id; {} matches every run.
+policy:
+  #- {match: {team: vision}, may_stop_on: [ml-training, ml-batch]}
+
 # Issues that are known, and notify nobody for some time. mutes: notify, stop or both. `tocsin
 # silence` adds one without a change of this file.
 silences:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from tocsin.actions.receivers.registry import ReceiverKinds
+from tocsin.actions.targets.registry import TargetKinds
 from tocsin.emitter.plan.settings import capture_settings
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.configuration.problems import Loc, PlacedProblem, Problem
@@ -49,6 +50,9 @@ def warnings_of(
             message = f"no job is ended by the target {name!r}: no entry of 'policy' names it"
             hint = f"policy: [{{match: {{team: vision}}, may_stop_on: [{name}]}}]"
             found.append(warning(("targets", name), "unused_target", message, hint))
+    kinds = TargetKinds()
+    for name, target in config.targets.items():
+        found += map(sources.placed, kinds.kind_of(target).warnings(target, ("targets", name)))
     for stop, loc, name in _too_patient(config, permitted):
         given = format_duration(config.targets[name].grace)
         message = f"{format_duration(stop.grace)} of grace, but target {name!r} gives {given}"

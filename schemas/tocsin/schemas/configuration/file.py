@@ -298,8 +298,9 @@ def config_model(
         "receivers": _one_of(receivers, ReceiverConfig),
         "targets": _one_of(targets, TargetConfig),
     }
+    by_name: Any = Mapping
     fields: Any = {
-        name: (Mapping[str, model], Field(default_factory=dict)) for name, model in one.items()
+        name: (by_name[str, model], Field(default_factory=dict)) for name, model in one.items()
     }
     return create_model("Config", __base__=Config, **fields)
 
