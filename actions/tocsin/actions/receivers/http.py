@@ -135,7 +135,7 @@ class HttpPoster:
                     return Outcome(forbidden=tried.why_refused), b""
                 if isinstance(error, aiohttp.InvalidURL):
                     return Outcome(forbidden="the URL cannot be used"), b""
-                return Outcome(failure=_failure(error)), b""
+                return Outcome(failure=failure_of(error)), b""
 
     async def close(self) -> None:
         """Close the connections."""
@@ -253,7 +253,7 @@ def bearer(token: SecretStr) -> dict[str, SecretStr]:
     return {"authorization": SecretStr(f"Bearer {token.get_secret_value()}")}
 
 
-def _failure(error: Exception) -> Failure:
+def failure_of(error: Exception) -> Failure:
     """The kind of failure. Never the error's own words: they name hosts and quote answers."""
     import aiohttp
 

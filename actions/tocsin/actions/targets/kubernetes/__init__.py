@@ -1,0 +1,1 @@
+"""Kubernetes: Jobs, JobSets and training jobs of Kubeflow, ended through the API server."""

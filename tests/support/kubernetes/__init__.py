@@ -1,0 +1,1 @@
+"""A real Kubernetes for the tests: API server, controllers and etcd, from their Go modules."""
