@@ -2,7 +2,7 @@
 # PYTHON=…   the interpreter to use (3.11 or newer); its torch is used if it has one
 # ARGS=…     passed on: make test ARGS='-k nonfinite', make demo ARGS=diverge
 
-.PHONY: help demo picture first-ten-minutes test check lint type format docs bench torture matrix rule-quality clean setup
+.PHONY: help demo picture first-ten-minutes test check lint type format docs bench torture peers matrix rule-quality clean setup
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo 'make docs     the documentation as a site, in docs/_build'
 	@echo 'make bench    the benchmarks of docs/explanation/performance.md (long)'
 	@echo 'make torture  the long forms of the tests that kill things (long)'
+	@echo 'make peers    tests against real services of others; some are built first, once, in minutes (~/.cache/tocsin)'
 	@echo 'make matrix   rule-quality, then tests/matrix with each torch from 2.4 to the newest; some GB each, in TOCSIN_MATRIX'
 	@echo 'make rule-quality  all rules on all small trainings, healthy and with faults; writes docs/explanation/rule-quality.md'
 	@echo 'make clean    remove .venv and all caches'
@@ -56,6 +57,10 @@ bench: setup
 
 torture: setup
 	@TOCSIN_TORTURE=1 .venv/bin/python -m pytest -m torture $(ARGS)
+
+peers: setup
+	@PYTHONPATH=tests .venv/bin/python -m support.kubernetes.build
+	@.venv/bin/python -m pytest -m peers $(ARGS)
 
 rule-quality: setup
 	@PYTHONPATH=tests .venv/bin/python -m fixtures.runs.matrix docs/explanation/rule-quality.md
