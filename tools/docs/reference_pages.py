@@ -26,6 +26,13 @@ SET_BY_YOU: Final[Mapping[str, str]] = {
     "TOCSIN_RUN_ID": "Id of the run. `--run-id` overrides it.",
     "TOCSIN_JOB_ID": "Id of the job. Launchers of one job on several nodes need the same one if no "
     "scheduler provides it.",
+    "TOCSIN_POD_NAMESPACE": "Namespace of the pod, by the downward API of Kubernetes. Absent: the "
+    "one of its service account.",
+    "TOCSIN_POD_NAME": "Name of the pod, by the downward API.",
+    "TOCSIN_POD_UID": "Uid of the pod, by the downward API. Absent: the one in the mounts that the "
+    "kubelet makes.",
+    "TOCSIN_JOB_NAME": "Name of the Kubernetes job that the pod belongs to, by the downward API.",
+    "TOCSIN_JOB_UID": "Uid of that job, by the downward API.",
     "TOCSIN_STOP": "`off`: this training refuses stops. For `start()`; `tocsin run` has "
     "`--no-stop`.",
     "TOCSIN_STOP_KEYS": "Files or folders of the public keys whose stops are obeyed, separated by "

@@ -7,6 +7,7 @@ from typing import Final
 
 from pydantic import JsonValue
 
+from tocsin.actions.targets.answers import instead
 from tocsin.actions.targets.kind import JobSeen, StopAsked, TargetJob
 from tocsin.actions.targets.kubernetes.api import Answer, KubernetesApi
 from tocsin.actions.targets.kubernetes.config import KubernetesTarget
@@ -84,12 +85,8 @@ class KubernetesBackend:
             if isinstance(found, Answer):
                 return _failed(found)
             state = judge(recorded, found)
-            if state.state == "ended":
-                return StopAsked("accepted", state.reason)
-            if state.state == "unknown":
-                return StopAsked("failed", state.reason)
-            if state.state == "replaced":
-                return StopAsked("refused", state.reason)
+            if state.state != "running":
+                return instead(state)
             asked = await self._ask(job, recorded, found)
             if asked is not None:
                 return asked
