@@ -20,6 +20,10 @@ GONE: Final = (
 
 _NO_ROOM_MS: Final = 1_000
 
+_TURNS: Final = 8
+"""How many of those that wait are considered for each attempt: the first may not be there any more.
+The others are not looked at, since they may be a hundred thousand."""
+
 
 @dataclass(frozen=True, slots=True)
 class CircuitPolicy:
@@ -46,6 +50,7 @@ class Circuit:
         self._failed: set[str] = set()
         self._probe: str | None = None
         self._failed_ms = 0
+        self._turn_ms = 0
 
     @property
     def suspended(self) -> bool:
@@ -70,7 +75,8 @@ class Circuit:
             self._probe = delivery.delivery_id
             return None
         later_ms = max(self.open_until_ms, now_ms + _NO_ROOM_MS)
-        return Decision("pending", "", min(later_ms, delivery.give_up_ms))
+        self._turn_ms = max(later_ms, self._turn_ms + self.policy.probe_every_ms // _TURNS)
+        return Decision("pending", "", min(self._turn_ms, delivery.give_up_ms))
 
     def attempted(self, delivery_id: str, outcome: Outcome, now_ms: int) -> bool:
         """Take in what came of an attempt; whether that closed the circuit.
@@ -92,5 +98,6 @@ class Circuit:
                 self._failed.clear()
             return False
         was_open, self.open_until_ms = self.open_until_ms is not None, None
+        self._turn_ms = 0
         self._failed.clear()
         return was_open

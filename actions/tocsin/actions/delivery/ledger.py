@@ -66,6 +66,7 @@ class Ledger:
         self._groups = PendingIndex(lambda one: (one.action, one.group) if one.group else None)
         self._repeats = PendingIndex(lambda one: one.issue_id if one.occasion == REPEAT else None)
         self._of_run = PendingIndex(lambda one: one.run_id)
+        self._stops_of_run = PendingIndex(lambda one: one.run_id if one.kind == STOP else None)
         self._repeats_of_run = PendingIndex(
             lambda one: one.run_id if one.occasion == REPEAT else None
         )
@@ -74,6 +75,7 @@ class Ledger:
             self._groups,
             self._repeats,
             self._of_run,
+            self._stops_of_run,
             self._repeats_of_run,
         )
         self._held: dict[tuple[str, str], list[str]] = {}
@@ -97,6 +99,10 @@ class Ledger:
         for identity in list(of_run):
             if (delivery := self._pending.get(identity)) is not None:
                 yield delivery
+
+    def stops(self, run_id: str) -> list[Delivery]:
+        """The stops of one run that are not final."""
+        return [self._pending[one] for one in self._stops_of_run.get(run_id)]
 
     def line(self, issue_id: str, action: str) -> list[Delivery]:
         """The notices about one issue to one receiver that are not final; none of stops."""
@@ -282,10 +288,12 @@ class Ledger:
         heapq.heappush(self._due.setdefault(delivery.action, []), (until_ms, delivery.delivery_id))
 
     def recall(self, action: str, now_ms: int) -> None:
-        """Put what waits past its time for this receiver back in its place: it works again."""
+        """Put what waits past its time for this receiver back in its place, the oldest first: it
+        works again."""
         for one in self._pending.values():
-            if one.action == action and (one.next_attempt_ms or now_ms) < now_ms:
-                self.postpone(one, now_ms)
+            due_ms = one.next_attempt_ms
+            if one.action == action and due_ms is not None and due_ms < now_ms:
+                self.postpone(one, due_ms)
 
     def hold(self, delivery: Delivery, behind: Delivery) -> None:
         """Put one that `due` returned back when another one of the line of `behind` has a new

@@ -182,9 +182,10 @@ class Notices:
     def waits_for(self, delivery: Delivery) -> Delivery | None:
         """Which of a message is not to be sent yet: the notice before it is not under way."""
         together = self._ledger.message(delivery)
+        ids = {one.delivery_id for one in together}
         for one in together:
             line = self._ledger.line(one.issue_id, one.action)
-            before = [other for other in line if other not in together]
+            before = [other for other in line if other.delivery_id not in ids]
             repeats = one.occasion == REPEAT and bool(before)
             if repeats or waits(one, before, self._started):
                 return one

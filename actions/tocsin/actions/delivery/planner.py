@@ -134,7 +134,8 @@ class Planner(Known):
         explains = self.open_issues_now.explains(issue)
         if not explains and issue.state != "resolved":
             return
-        for delivery in list(self._ledger.pending(issue.run_id)):
+        pending = self._ledger.pending if explains else self._ledger.stops
+        for delivery in list(pending(issue.run_id)):
             if delivery.attempts or delivery.delivery_id in started:
                 continue
             if delivery.kind == STOP:
