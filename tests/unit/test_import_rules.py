@@ -83,6 +83,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"records", "key_folder", "links"},
         {"text", "stops_switch"},
         {"configuration"},
+        {"compute"},
         {"__init__"},
     ),
     "bus": ({"port"}, {"embedded", "kafka"}, {"urls"}, {"configured", "reading"}, {"__init__"}),

@@ -86,8 +86,8 @@ warning, and does not load rules from files.
 file has changed, within about five seconds, or at once after SIGHUP.
 
 - At once: receivers, targets, secrets, `routes`, `silences`, `inhibit`, `time_windows`, `policy`,
-  `public_url`, and the actions of rules. A notice that was decided before is still sent.
-  Inhibitions know the issues that come after the change.
+  `public_url`, `prices`, and the actions of rules. A notice that was decided before is still
+  sent. Inhibitions know the issues that come after the change.
 - For new runs, and at the next start of a job: rules that are added, removed or switched off, and
   `params`, `preset`, `severity` and `match`. A job that is running keeps its rules until the worker
   restarts.

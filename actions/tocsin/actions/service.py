@@ -114,7 +114,8 @@ def build_actions_service(
         failures = FailureReports.from_config(config)
         decisions = decisions_of(config, routing, limited=not embedded)
         answers = AnswerLinks(config.public_url, key) if links else AnswerLinks()
-        return Setup(decisions, queues, failures, receivers.close, answers)
+        prices = config.prices
+        return Setup(decisions, queues, failures, receivers.close, answers, prices)
 
     def find_queue(name: str) -> ReceiverQueue | None:
         found = None if addresses is None else addresses.find(name)

@@ -83,6 +83,7 @@ class Simulation:
                     },
                 },
                 FailureReports.from_config(config),
+                prices=config.prices,
             ),
         )
         self._nudged = False

@@ -89,7 +89,7 @@ class ActionsService(Service):
         self._skip: Skip | None = None
         self._requested_by = requested_by
         self._close_receivers = setup.close
-        self._links = setup.links
+        self._links, self._prices = setup.links, setup.prices
         self.set_up = set_up
         self._metrics = metrics or Metrics()
         self._queues = ReceiverQueues(
@@ -257,7 +257,7 @@ class ActionsService(Service):
         # A receiver is there before anything is decided to be sent to it.
         self._queues.add(setup.queues)
         await in_thread(lambda: self._decide_by(setup))
-        self._links = setup.links
+        self._links, self._prices = setup.links, setup.prices
         self._queues.keep(setup.queues, close_old)
 
     # -- deciding (worker's thread) ------------------------------------------------------------
@@ -427,8 +427,9 @@ class ActionsService(Service):
         did = () if stop is None else (stops.sentence(*stop),)
         handle = self._ledger.handle(delivery)
         stopped = None if stop is None else stop[0]
-        notice = Notice(delivery, now_ms, did, handle, together[1:], self._links.url, stopped)
-        self._queues.start(notice)
+        stake = self._runs.stake(delivery, self._prices)
+        url = self._links.url
+        self._queues.start(Notice(delivery, now_ms, did, handle, together[1:], url, stopped, stake))
 
     async def _is_skipped(self, run_id: str) -> bool:
         try:

@@ -6,6 +6,9 @@ from collections.abc import Collection
 
 from tocsin.actions.decision.stop_guards import HOUR_MS, TEAM, Fleet
 from tocsin.actions.delivery.stop import is_behind
+from tocsin.schemas.compute import left_of
+from tocsin.schemas.configuration.sections import PricesConfig
+from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import Issue
 from tocsin.schemas.records.runs import RunView
 from tocsin.schemas.records.runs_view import RunSeen, RunsView
@@ -24,7 +27,7 @@ class FollowedRuns:
 
     def follow(self, view: RunView, time_ms: int) -> bool:
         """Fold in a view; whether it is news. Only what a stop needs of it is kept."""
-        view = view.model_copy(update={"ranks": (), "rules": {}, "capture": None})
+        view = view.model_copy(update={"ranks": (), "rules": {}, "capture": None, "goodput": None})
         return self._view.add(view, time_ms=time_ms)
 
     def end(self, run_id: str) -> None:
@@ -53,6 +56,22 @@ class FollowedRuns:
             self.end(issue.run_id)
             return None
         return run
+
+    def stake(self, delivery: Delivery, prices: PricesConfig) -> tuple[str, str] | None:
+        """An estimate of the compute that is at stake in the run of an issue, or that its stop has
+        saved, with the label of it; None: it is not known, or there is nothing.
+        """
+        run = self.get(delivery.run_id)
+        view = None if run is None else run.views.get(delivery.incarnation)
+        if run is None or view is None or delivery.issue_state == "resolved":
+            return None
+        newest = delivery.incarnation == run.incarnation
+        stopped = view.ended_ms is not None and view.stop is not None and view.outcome == "stopped"
+        if not stopped and not (newest and run.running):
+            return None
+        at_ms = delivery.created_ms if view.ended_ms is None else view.ended_ms
+        left = left_of(view, at_ms, prices)
+        return ("Saved" if stopped else "At stake", left.text) if left.device_hours else None
 
     def fleet(self, run_id: str, stopped: Collection[tuple[str, str]], now_ms: int) -> Fleet:
         """What limits of stops count, without the run in question.

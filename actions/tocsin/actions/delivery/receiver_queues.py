@@ -37,6 +37,7 @@ class Notice:
         others: what is delivered in the same message.
         answer_url: the link by which the receiver of one of them answers; empty: it has none.
         stop: the state of the stop of its run; None if there is none.
+        stake: what of its run is at stake or was saved, with its label; None: not known.
     """
 
     delivery: Delivery
@@ -46,6 +47,7 @@ class Notice:
     others: Sequence[Delivery] = ()
     answer_url: Callable[[Delivery], str] = lambda delivery: ""
     stop: DeliveryState | None = None
+    stake: tuple[str, str] | None = None
 
 
 Attempt = Callable[[Notice], Awaitable[Outcome]]

@@ -13,6 +13,7 @@ from tocsin.actions.delivery.answer_links import AnswerLinks
 from tocsin.actions.delivery.failures import FailureReports
 from tocsin.actions.delivery.receiver_queues import ReceiverQueue
 from tocsin.schemas.configuration.file import Config
+from tocsin.schemas.configuration.sections import PricesConfig
 
 
 async def _nothing() -> None:
@@ -29,6 +30,7 @@ class Setup:
         failures: reports what could not be delivered.
         close: closes the receivers.
         links: makes the links by which people answer.
+        prices: what devices cost, for estimates of what is at stake.
     """
 
     decisions: Decisions
@@ -36,6 +38,7 @@ class Setup:
     failures: FailureReports = FailureReports()  # noqa: RUF009  (frozen)
     close: Callable[[], Awaitable[None]] = _nothing
     links: AnswerLinks = AnswerLinks()  # noqa: RUF009  (frozen)
+    prices: PricesConfig = PricesConfig()  # noqa: RUF009  (frozen)
 
 
 SetUp = Callable[[Config, Mapping[str, SecretStr], Path | None], Setup]

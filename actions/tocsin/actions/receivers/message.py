@@ -119,7 +119,8 @@ def message_for(notice: Notice) -> Message:
     """
     found = gravest_first(notice)
     issue, delivery = found[0]
-    message = message_of(issue, notice.did)
+    stake = notice.stake if issue.run_id == notice.delivery.run_id else None
+    message = message_of(issue, notice.did, stake)
     if delivery.occasion == REPEAT:
         message = replace(message, headline=f"Repeated: {message.headline}")
     elif delivery.occasion == STOPPED and notice.stop is not None:
@@ -143,11 +144,14 @@ def gravest_first(notice: Notice) -> list[tuple[Issue, Delivery]]:
     return sorted(found, key=lambda pair: (*_rank(pair[0]), pair[1].delivery_id))
 
 
-def message_of(issue: Issue, did: Sequence[str] = ()) -> Message:
+def message_of(
+    issue: Issue, did: Sequence[str] = (), stake: tuple[str, str] | None = None
+) -> Message:
     """The message about an issue in any of its states.
 
     Args:
         did: what tocsin has done about it, one sentence each.
+        stake: an estimate of the compute at stake, or saved, with its label.
     """
     run, rule = plain_line(issue.run_id), plain_line(issue.rule)
     at = "" if issue.first_step is None else f" at step {issue.first_step:,}"
@@ -169,7 +173,7 @@ def message_of(issue: Issue, did: Sequence[str] = ()) -> Message:
         title=clip(f"{words[issue.state]}: {rule} in {run}{at}", _SUBJECT),
         headline=before + reason,
         rows=tuple(
-            Row(label, clip(plain_line(value), _LINE)) for label, value in _rows(issue, did)
+            Row(label, clip(plain_line(value), _LINE)) for label, value in _rows(issue, did, stake)
         ),
         series=issue.evidence.series,
         first_step=issue.first_step,
@@ -214,7 +218,9 @@ def _why_sent(delivery: Delivery) -> Iterator[Row]:
         yield Row("Why sent", clip(plain_line(text), _LINE))
 
 
-def _rows(issue: Issue, did: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _rows(
+    issue: Issue, did: Sequence[str], stake: tuple[str, str] | None
+) -> Iterator[tuple[str, str]]:
     evidence = issue.evidence
     yield "Where first", where_text(issue)
     if issue.onset_ms:
@@ -224,6 +230,8 @@ def _rows(issue: Issue, did: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield label, time_text(issue.at_ms)
     if evidence.facts:
         yield "How bad", "; ".join(map(fact_text, evidence.facts))
+    if stake is not None:
+        yield stake
     if evidence.series is not None and evidence.series.values:
         yield "Last values", _last_values(evidence.series)
     if evidence.followed or evidence.also:

@@ -323,6 +323,14 @@ silences:
 # which they approve stops, acknowledge and resolve issues.
 #public_url: https://tocsin.example.com
 
+# What devices cost, for estimates of what stops save. per_hour: by a part of the name of an
+# accelerator. default: other accelerators. cpu: a rank on the CPU.
+prices:
+  #currency: USD
+  #per_hour: {H100: 2.5, A100: 1.3}
+  #default: 1.0
+  #cpu: 0.4
+
 # Pings that show that tocsin works, to `tocsin heartbeat check` or another dead man's switch: it
 # alerts people when the pings stop. {sender}: name of the worker or run. runs: whether runs on an
 # embedded bus ping, too.

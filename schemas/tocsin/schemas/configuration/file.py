@@ -47,6 +47,7 @@ from tocsin.schemas.configuration.sections import (
     CUSTOM_USE,
     BusConfig,
     DefaultsConfig,
+    PricesConfig,
     RuleEntry,
     SecretSource,
     Section,
@@ -128,6 +129,8 @@ class Config(Section):
     """Where people reach `tocsin actions --http`: messages then have a link for answers."""
     policy: tuple[PolicyEntry, ...] = ()
     """Which backends may end the jobs of which runs. Absent: none."""
+    prices: PricesConfig = Field(default_factory=PricesConfig)
+    """What devices cost, for estimates of what stops save."""
     heartbeat: HeartbeatConfig | None = None
     """Where workers and runs report that they still work. Absent: nowhere."""
     stop: StopTrust = Field(default_factory=StopTrust)
@@ -414,6 +417,7 @@ def _parse(raw: Plain, problems: list[Problem], registry: SectionRegistry) -> Co
         "limits": _section(LimitsConfig, raw.get("limits"), "limits", problems),
         "public_url": read_public_url(raw.get("public_url"), problems),
         "policy": parse_entries(PolicyEntry, raw.get("policy"), "policy", problems),
+        "prices": _section(PricesConfig, raw.get("prices"), "prices", problems),
         "heartbeat": _optional(HeartbeatConfig, raw.get("heartbeat"), "heartbeat", problems),
         "stop": _section(StopTrust, raw.get("stop"), "stop", problems),
     }

@@ -97,6 +97,10 @@ GroupBy = Annotated[tuple[str, ...], Field(strict=False)]
 """Labels, and `run`, `rule`, `severity` of the issue."""
 
 
+Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Part = Annotated[str, Field(min_length=1, max_length=100)]
+
+
 class Section(Documented):
     """A frozen part of the configuration; unknown keys and wrong types are refused."""
 
@@ -222,6 +226,25 @@ class DefaultsConfig(Section):
     repeat_interval: RepeatInterval | None = Field(default=None, examples=["4h"])
     """How often to repeat a notice while the issue is active and nobody has acknowledged it, at
     least 10s; absent: never. Unit: a duration."""
+
+
+class PricesConfig(Section):
+    """What devices cost. Without prices, estimates are in device-hours alone."""
+
+    currency: str = Field(default="USD", min_length=1, max_length=16, examples=["EUR"])
+    """Unit of all prices. It is only printed."""
+    per_hour: Mapping[Part, Price] = Field(default_factory=dict, examples=[{"H100": 2.5}])
+    """Price of an accelerator by a part of its name, in any case; the longest one that fits counts.
+    Unit: currency per device and hour."""
+    default: Price | None = Field(default=None, examples=[1.0])
+    """Price of an accelerator that `per_hour` does not name. Unit: currency per device and hour."""
+    cpu: Price | None = Field(default=None, examples=[0.4])
+    """Price of a rank that trains on the CPU. Unit: currency per rank and hour."""
+
+    def of_device(self, name: str) -> float | None:
+        """The price of an hour of an accelerator; None: it has none."""
+        fitting = [part for part in self.per_hour if part.casefold() in name.casefold()]
+        return self.per_hour[max(fitting, key=len)] if fitting else self.default
 
 
 class StopTrust(Section):

@@ -14,6 +14,7 @@ from tocsin.actions.receivers.message import message_for
 from tocsin.bus.port import Outgoing
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import STOPPED
+from tocsin.schemas.records.goodput import Outlook
 from tocsin.schemas.records.runs import StopView
 
 ISSUE = issue()
@@ -149,3 +150,34 @@ def test_a_worker_may_die_at_any_entry_of_the_ledger(chat: VirtualNotices) -> No
         assert {note.delivery.delivery_id for note in one.notices} <= {
             delivery_id(ISSUE.issue_id, "mail", STOPPED)
         }
+
+
+def test_a_message_tells_what_is_at_stake_and_what_the_stop_has_saved(
+    chat: VirtualNotices,
+) -> None:
+    planned = {
+        "devices": {"NVIDIA H100 80GB HBM3": 8},
+        "last_step": 999,
+        "outlook": Outlook(total_steps=10_000, step_s=3.6),
+    }
+    chat.give(view_record(view().model_copy(update=planned)))
+    chat.issue(ISSUE)
+    stop = StopView.model_validate({"state": "exited", "command_id": STOP_ID, "how": "edge"})
+    ended = view(ended=True, stop=stop, next_offset=2)
+    over = {"outcome": "stopped", "ended_ms": NOW_MS}
+    chat.give(view_record(ended.model_copy(update={**planned, **over})))
+    chat.advance(5_000)
+
+    first, last = map(message_for, chat.notices)
+    estimate = (
+        "an estimated 72 GPU-hours (8 x H100 80GB HBM3, 9,000 of 10,000 steps left at 3.6 s each)"
+    )
+    assert f"At stake:         {estimate}\n" in first.text()
+    assert f"Saved:            {estimate}\n" in last.text()
+
+
+def test_a_message_says_nothing_of_what_is_not_known(chat: VirtualNotices) -> None:
+    chat.give(view_record(view()))
+    chat.issue(ISSUE)
+
+    assert "At stake" not in message_for(chat.notices[0]).text()

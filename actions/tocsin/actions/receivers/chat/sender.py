@@ -22,8 +22,9 @@ from tocsin.schemas.records.events import clip
 _BODY: Final = 1_500
 _OTHERS: Final = 5
 _ROWS: Final = frozenset(
-    {"Where first", "Since", "Over since", "Seen again", "How bad", "What followed", "Caused by",
-     "Good checkpoint", "What tocsin did", "What to try", "Labels", "Issue", "Why sent"}
+    {"Where first", "Since", "Over since", "Seen again", "How bad", "At stake", "Saved",
+     "What followed", "Caused by", "Good checkpoint", "What tocsin did", "What to try", "Labels",
+     "Issue", "Why sent"}
 )  # fmt: skip
 _MARKDOWN: Final = re.compile(r"([\\*_~`|#>\[\]()])")
 
