@@ -35,7 +35,7 @@ from tocsin.schemas.records.runs import (
     RunEnded,
     RunStarted,
 )
-from tocsin.schemas.records.stops import StopLeft
+from tocsin.schemas.records.stops import StopCheckpoint, StopLeft
 from tocsin.stream_rules.testing import issues_of
 
 # What the frameworks themselves warn of is not ours.
@@ -68,12 +68,12 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield tmp_path
 
 
-def stop_now() -> None:
+def stop_now(**changes: object) -> None:
     """A verified stop arrives at this process."""
     rank = exit_points._rank
     assert rank is not None
     signer: StopSigner = getattr(StopSigner, "here")  # noqa: B009
-    rank.hear(signer.sign(signer.command("r1", rank.speaker.incarnation)))
+    rank.hear(signer.sign(signer.command("r1", rank.speaker.incarnation, **changes)))
 
 
 def three_times(folder: Path, train: Train, callback: Callable[[], Any]) -> tuple[Said, Said]:
@@ -300,6 +300,30 @@ def test_a_stop_ends_fit_in_good_order(watched: Path, least: int) -> None:
     assert max(found.steps()) == (6 if least else 5)
 
 
+def test_fit_saves_a_checkpoint_if_the_stop_asks_for_it(watched: Path) -> None:
+    lightning = needed("lightning.pytorch")
+    from tocsin.emitter.lightning import TocsinCallback
+
+    class Ends(lightning.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_start(
+            self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+        ) -> None:
+            if trainer.global_step == 5:
+                stop_now(checkpoint="save")
+
+    module = digits(lightning, functional=True, losses=[])
+    trainer = lightning_trainer(lightning, watched, [Ends(), TocsinCallback()], max_epochs=1000)
+    with pytest.raises(SystemExit):
+        trainer.fit(module, loader())
+    current.session.end()  # type: ignore[union-attr]
+    (decided,) = said(watched).of(StopCheckpoint)
+    assert (decided.decision, decided.reason) == ("saved", "")
+    assert decided.checkpoint is not None
+    assert decided.checkpoint.step == 5
+    saved = torch.load(decided.checkpoint.path, weights_only=False)
+    assert saved["global_step"] == 6
+
+
 # -- Hugging Face
 
 
@@ -430,6 +454,67 @@ def test_a_stop_ends_the_trainer_in_good_order(watched: Path) -> None:
     assert [e.outcome for e in found.of(RunEnded)] == ["stopped"]
     assert [(left.step, left.edge) for left in found.of(StopLeft)] == [(3, "optimizer_step")]
     assert max(found.steps()) == 3
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_the_trainer_saves_a_checkpoint_if_the_weights_are_finite(
+    watched: Path, *, spoiled: bool
+) -> None:
+    transformers = needed("transformers")
+    from tocsin.emitter.transformers import TocsinCallback
+
+    class Ends(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 3:
+                if spoiled:
+                    with torch.no_grad():
+                        next(kwargs["model"].parameters())[0, 0] = float("nan")
+                stop_now(checkpoint="save")
+
+    trainer = hugging_face(watched, [Ends(), TocsinCallback()], max_steps=1000, save_steps=500)
+    with pytest.raises(SystemExit):
+        trainer.train()
+    current.session.end()  # type: ignore[union-attr]
+    (decided,) = said(watched).of(StopCheckpoint)
+    if spoiled:
+        assert decided.decision == "not_saved"
+        assert "the weights are not finite" in decided.reason
+        assert not (watched / "out" / "checkpoint-4").exists()
+    else:
+        assert decided.decision == "saved"
+        assert decided.checkpoint is not None
+        assert decided.checkpoint.path == str(watched / "out" / "checkpoint-4")
+        assert (watched / "out" / "checkpoint-4" / "trainer_state.json").exists()
+
+
+def test_accelerate_saves_its_state_for_a_stop(watched: Path) -> None:
+    accelerate = needed("accelerate")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = nn.Linear(6, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model, optimizer, data = accelerator.prepare(model, optimizer, loader())
+
+    def train() -> None:
+        for number, (x,) in enumerate(data):
+            if number == 2:
+                stop_now(checkpoint="save")
+            accelerator.backward(model(x).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+
+    api.start().on_stop_save(lambda: accelerator.save_state(str(watched / "state")))
+    try:
+        with pytest.raises(SystemExit):
+            train()
+    finally:
+        api.start().on_stop_save(None)
+    current.session.end()  # type: ignore[union-attr]
+    (decided,) = said(watched).of(StopCheckpoint)
+    assert decided.decision == "saved"
+    assert decided.checkpoint is not None
+    assert decided.checkpoint.path == str(watched / "state")
+    assert any((watched / "state").iterdir())
 
 
 def test_accelerate(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from tocsin.emitter.hooks import on_import
 from tocsin.emitter.launch.in_process import Services, environment
 from tocsin.emitter.process.environment import LAUNCHER, RUN_ID
 from tocsin.emitter.process.stderr import print_line
+from tocsin.emitter.stop import saving
 from tocsin.emitter.stop.rank_agreement import ranks_here, ranks_to_come
 from tocsin.emitter.training.context import current
 from tocsin.emitter.training.session import Session, succeeded
@@ -248,6 +249,27 @@ class Run:
             yield
         finally:
             self._isolation.run("api", self._mark, name, "end", time.monotonic() - began)
+
+    def on_stop_save(self, save: Callable[[], object] | None) -> None:
+        """Say how to save a checkpoint, for a stop with `checkpoint: save`. None: not any more.
+
+        It is called on the training's thread, between two steps, before the loop is left, and only
+        if the weights are finite: on all ranks at the same step, as `save` may wait for the others.
+        An exception in it is reported, and the run stops without a checkpoint. It has the stop's
+        grace twice; then the job gets SIGTERM. The callbacks for Lightning and transformers save
+        without this.
+
+        Args:
+            save: writes the checkpoint; it may return the path.
+
+        Raises:
+            ConfigurationError: this cannot be called.
+        """
+        if save is not None and not callable(save):
+            raise ConfigurationError(
+                f"on_stop_save: expected a function, found {type(save).__name__}"
+            )
+        saving.on_stop(save)
 
     def finish(self, outcome: Outcome = "completed") -> None:
         """End the run: send the remaining records, then wait for rules and deliveries (max. 15 s).

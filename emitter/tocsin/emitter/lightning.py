@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ import torch
 
 from tocsin.emitter.api import Run
 from tocsin.emitter.integrations.callbacks import Framework, Options, loss_among
+from tocsin.emitter.stop.exception import StopTraining
 
 PACKAGES: Final = ("lightning.pytorch", "pytorch_lightning")
 """Lightning, by the name of each of its distributions."""
@@ -50,9 +52,14 @@ class Trainer(Protocol):
     """What is used of Lightning's."""
 
     should_stop: bool
+    global_step: int
+    default_root_dir: str
+    checkpoint_callback: object
     sanity_checking: bool
     log_every_n_steps: int
     _logger_connector: _Connector
+
+    def save_checkpoint(self, filepath: str) -> None: ...
 
 
 _Base = type("_Base", _bases(), {})
@@ -84,6 +91,7 @@ class TocsinCallback(_Base):  # type: ignore[valid-type, misc]  # found when it 
         )
         self._framework = Framework("lightning", options)
         self._logged: int | None = None
+        self._saving = False
 
     @property
     def run(self) -> Run:
@@ -95,8 +103,11 @@ class TocsinCallback(_Base):  # type: ignore[valid-type, misc]  # found when it 
     def on_fit_start(self, trainer: Trainer, pl_module: object) -> None:
         """The loop begins."""
 
-        def end_loop() -> bool:
+        self._saving = False
+
+        def end_loop(stop: StopTraining) -> bool:
             trainer.should_stop = True
+            self._saving = stop.save
             return True
 
         self._framework.begin(end_loop)
@@ -116,6 +127,12 @@ class TocsinCallback(_Base):  # type: ignore[valid-type, misc]  # found when it 
         if (step + 1) % max(1, trainer.log_every_n_steps) == 0 or trainer.should_stop:
             self._logged = step
             self._framework.safely(self._log_step, trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: object) -> None:
+        """The loop has ended: a stop may want a checkpoint of it."""
+        if self._saving:
+            self._saving = False
+            self._framework.safely(trainer.save_checkpoint, _checkpoint_path(trainer))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: object) -> None:
         """An epoch was trained on."""
@@ -179,6 +196,12 @@ class TocsinCallback(_Base):  # type: ignore[valid-type, misc]  # found when it 
         values = _metrics(trainer)
         kept = {name: value for name, value in values.items() if f"{name}_epoch" not in values}
         self._framework.evaluated(kept, loss_among(values))
+
+
+def _checkpoint_path(trainer: Trainer) -> str:
+    """Where the trainer's own checkpoints are, or would be."""
+    folder = getattr(trainer.checkpoint_callback, "dirpath", None) or trainer.default_root_dir
+    return os.path.join(folder, f"stop-step={trainer.global_step}.ckpt")
 
 
 def _metrics(trainer: Trainer) -> Mapping[str, torch.Tensor]:

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from tocsin.emitter.api import Run
 from tocsin.emitter.integrations.callbacks import Framework, Options, loss_among
+from tocsin.emitter.stop.exception import StopTraining
 
 try:
     from transformers import TrainerCallback
@@ -32,6 +33,7 @@ class Control(Protocol):
     """What is used of TrainerControl."""
 
     should_training_stop: bool
+    should_save: bool
 
 
 class TocsinCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
@@ -55,7 +57,7 @@ class TocsinCallback(TrainerCallback):  # type: ignore[misc]  # transformers has
             run_id=run_id, labels=labels, config=config, services=services, capture=capture
         )
         self._framework = Framework("transformers", options)
-        self._stopping = False
+        self._stopping = self._saving = False
 
     @property
     def run(self) -> Run:
@@ -68,10 +70,10 @@ class TocsinCallback(TrainerCallback):  # type: ignore[misc]  # transformers has
         self, args: object, state: object, control: Control, **kwargs: object
     ) -> None:
         """The loop begins."""
-        self._stopping = False
+        self._stopping = self._saving = False
 
-        def end_loop() -> bool:
-            self._stopping = True
+        def end_loop(stop: StopTraining) -> bool:
+            self._stopping, self._saving = True, stop.save
             return True
 
         self._framework.begin(end_loop)
@@ -82,6 +84,8 @@ class TocsinCallback(TrainerCallback):  # type: ignore[misc]  # transformers has
         """A step was made. The Trainer ends its loop here if it is told to."""
         if self._stopping:
             control.should_training_stop = True
+            if self._saving:
+                control.should_save = True
         return control
 
     def on_train_end(self, args: object, state: object, control: Control, **kwargs: object) -> None:

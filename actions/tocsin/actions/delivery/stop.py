@@ -63,7 +63,8 @@ def stop_command(
     It is written into the ledger and sent from there, so that a repeat is the same to the byte;
     the nonce follows from the delivery all the same.
     """
-    protects = options.checkpoint == "protect_last_good"
+    # Where nothing can be saved, that one is to go on from.
+    protects = options.checkpoint != "skip"
     command = StopRequested(
         command_id=delivery_id,
         run_id=issue.run_id,
@@ -173,7 +174,7 @@ def why_no_stop(
         return over
     stop = run.stop
     if stop is not None and stop.command_id != delivery_id:
-        if stop.state in ("requested", "acknowledged", "left", "escalated"):
+        if stop.state in ("requested", "acknowledged", "checkpoint_decided", "left", "escalated"):
             return f"a stop of this incarnation is under way (command {stop.command_id})"
         if stop.state == "exited":
             return f"this incarnation was stopped already (command {stop.command_id})"
@@ -206,6 +207,11 @@ def decide_stop(run: RunSeen | None, delivery: Delivery, now_ms: int) -> Decisio
         if delivery.next_attempt_ms is not None and delivery.next_attempt_ms <= soon:
             return None
         return Decision("pending", f"{over}; waiting for the last answers", soon)
-    if mine is not None and mine.state in ("acknowledged", "left", "escalated"):
+    if mine is not None and mine.state in (
+        "acknowledged",
+        "checkpoint_decided",
+        "left",
+        "escalated",
+    ):
         return Decision("delivered", f"acknowledged, and {over}")
     return Decision("suppressed", f"{over} before the stop took effect")

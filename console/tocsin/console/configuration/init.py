@@ -355,7 +355,8 @@ _INSTANCE: Final = """
   #- {name: overfit-as-there, use: overfit, preset: sagemaker, params: {patience: 2}}
   # A second instance: only for runs whose labels match (* and ? match any characters), with another
   # severity (info, warning, critical), and a stop with all its options. checkpoint:
-  # protect_last_good names the newest checkpoint from before the onset, skip does not. grace: the
+  # protect_last_good names the newest checkpoint from before the onset, save saves one at the stop
+  # if the weights are finite, skip does neither. grace: the
   # time before SIGTERM, and again before SIGKILL (ms, s, m, h or d; at most 1d; default 30s). at:
   # the lowest severity at which an issue stops its run. approve: whom mode ask asks besides those
   # who are notified, and for how long.

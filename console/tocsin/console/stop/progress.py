@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from tocsin.actions.delivery.stop import NOT_AFTER_MS
 from tocsin.bus.port import BusError, BusUnavailable
-from tocsin.console.views.stop_history import StopHistory, history_facts
+from tocsin.console.views.stop_history import StopHistory, checkpoint_line, history_facts
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.ids import new_id
 from tocsin.schemas.records.events import Event
@@ -19,6 +19,7 @@ from tocsin.schemas.records.stop_progress import answered
 from tocsin.schemas.records.stops import (
     StopAcknowledged,
     StopAnswer,
+    StopCheckpoint,
     StopEscalated,
     StopExited,
     StopExpired,
@@ -28,7 +29,9 @@ from tocsin.schemas.records.stops import (
 )
 from tocsin.schemas.text import plain_line
 
-UNDER_WAY: Final = frozenset({"requested", "acknowledged", "left", "escalated"})
+UNDER_WAY: Final = frozenset(
+    {"requested", "acknowledged", "checkpoint_decided", "left", "escalated"}
+)
 
 _SHORT: Final = 8
 
@@ -139,6 +142,8 @@ class Answers:
                 self._check_all_left(data.world_size)
                 who = "its launcher" if data.role == "launcher" else f"rank {data.rank}"
                 return f"acknowledged by {who}" if new else None
+            case StopCheckpoint():
+                return checkpoint_line(data.decision, data.checkpoint, data.reason)
             case StopLeft():
                 new = data.rank not in self._left
                 self._left.add(data.rank)

@@ -6,11 +6,20 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tocsin.schemas.records.runs import RunView, StopView
+from tocsin.schemas.records.runs import Checkpoint, RunView, StopView
 from tocsin.schemas.records.runs_view import CommandSeen
 from tocsin.schemas.text import exit_text, plain_line, time_text
 
-_ORDER: Final = ("requested", "acknowledged", "left", "escalated", "exited", "refused", "expired")
+_ORDER: Final = (
+    "requested",
+    "acknowledged",
+    "checkpoint_decided",
+    "left",
+    "escalated",
+    "exited",
+    "refused",
+    "expired",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,7 @@ def history_lines(history: StopHistory) -> list[str]:
 def history_facts(history: StopHistory) -> dict[str, object]:
     """The same as JSON values."""
     command = None if history.command is None else history.command.command
+    saved = history.view.checkpoint
     return {
         "command_id": history.view.command_id,
         "issue_id": history.view.issue_id,
@@ -77,11 +87,26 @@ def history_facts(history: StopHistory) -> dict[str, object]:
         "step": history.view.step,
         "how": history.view.how,
         "exit_code": history.view.exit_code,
+        "checkpoint_decision": history.view.decision or None,
+        "checkpoint": None if saved is None else saved.model_dump(mode="json"),
         "states": dict(history.moments),
     }
 
 
+def checkpoint_line(decision: str, checkpoint: Checkpoint | None, reason: str = "") -> str:
+    """What became of the checkpoint of a stop, in a line."""
+    path = "" if checkpoint is None else plain_line(checkpoint.path)
+    line = {
+        "saved": f"saved a checkpoint {path}".rstrip(),
+        "protected": f"saved no checkpoint; the last good one is {path}",
+        "skipped": "saved no checkpoint, as requested",
+    }.get(decision, "saved no checkpoint")
+    return f"{line}: {plain_line(reason)}" if reason else line
+
+
 def _state_text(view: StopView, state: str) -> str:
+    if state == "checkpoint_decided":
+        return checkpoint_line(view.decision, view.checkpoint)
     if state == "left" and view.step is not None:
         return f"left at step {view.step:,}"
     if state == "escalated" and view.how in ("SIGTERM", "SIGKILL"):

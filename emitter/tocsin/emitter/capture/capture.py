@@ -103,6 +103,7 @@ class Capture:
         self.optimizers.is_one_of_ranks = training.identity.world_size > 1
         self.schedule: Final = training.schedule
         training.is_evaluating = self._is_evaluating
+        training.is_finite = self._weights_are_finite
         training.skipped_tensors = lambda: self._gradients.skipped + self._state.skipped
         self._gradients: Final = GradientReader(self.schedule, self.optimizers)
         self._readings: dict[int, Reading] = {}
@@ -184,6 +185,10 @@ class Capture:
     def parameters(self) -> list[torch.Tensor]:
         """All parameters of all optimizers, each once."""
         return self.optimizers.parameters()
+
+    def _weights_are_finite(self) -> bool:
+        tensors = (dense(parameter.detach()) for parameter in self.parameters())
+        return all(bool(torch.isfinite(tensor).all()) for tensor in tensors if tensor is not None)
 
     def _is_evaluating(self) -> bool:
         """Whether `model.eval()` was called; on the sender's thread too."""

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import torch
 
 from tocsin.emitter.probes.checkpoint_files import target_path
+from tocsin.emitter.stop import saving
 
 if TYPE_CHECKING:
     from tocsin.emitter.capture.capture import Capture
@@ -145,11 +146,15 @@ class Saves:
         training = capture.training
         step = training.last_step
         isolation.run("checkpoints", training.phase, "checkpoint", "begin")
+        isolation.run("checkpoints", saving.writes.begin)
         self._inside.now = True
-        began = time.perf_counter()
+        began, whole = time.perf_counter(), False
         try:
             result = original(*args, **kwargs)
+            whole = True
         finally:
+            if not whole:
+                isolation.run("checkpoints", saving.writes.end)
             ended = time.perf_counter()
             self._inside.now = False
             if self._loop.around.on_its_thread:
@@ -160,16 +165,24 @@ class Saves:
         finite = isolation.run("checkpoints", capture.is_finite, step)
         later = getattr(result, "upload_completion", result)
         if not isinstance(later, Future):
+            isolation.run("checkpoints", saving.writes.end, _name(written))
             isolation.run("checkpoints", capture.saved, written, step, ended - began, finite=finite)
             return result
 
         def when_done(write: Future[object]) -> None:
+            isolation.run("checkpoints", saving.writes.end, _name(written))
             if not write.cancelled() and write.exception() is None:
                 took = time.perf_counter() - began
                 isolation.run("checkpoints", capture.saved, written, step, took, finite=finite)
 
         later.add_done_callback(when_done)
         return result
+
+
+def _name(written: object) -> str:
+    """The path of what was written; empty if it has none."""
+    path = target_path(written)
+    return "" if path is None else str(path)
 
 
 def _path(target: Target, args: Arguments, kwargs: Named, result: object) -> bool:

@@ -94,11 +94,12 @@ class Framework:
         """The run, the same that `start()` gives."""
         return start(**self._options)
 
-    def begin(self, end_loop: Callable[[], bool]) -> None:
-        """The loop begins. `end_loop` is to end it when a stop is due, and says whether it will."""
+    def begin(self, end_loop: Callable[[StopTraining], bool]) -> None:
+        """The loop begins. `end_loop` is to end it when a stop is due, and says whether it will;
+        if the stop asks for it, with a checkpoint."""
         self._began.clear()
         hooks.around.marks_evaluations = False
-        exit_points.take_over(lambda stop: end_loop())
+        exit_points.take_over(end_loop)
 
     def end(self) -> None:
         """The loop has ended. Raises StopTraining if that was because of a stop."""

@@ -16,6 +16,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal, TypedDict
 
@@ -49,7 +50,14 @@ AGENTS_S: Final = 2.0
 KILLED_S: Final = 10.0
 """How long the end of a job is waited for after SIGKILL, seconds."""
 
+AFTER_SAVE_S: Final = 5.0
+"""How long a job that was waited for as it saved may take to leave after it, seconds."""
+
 _LOOK_S: Final = 0.02
+
+
+def _always() -> bool:
+    return True
 
 
 class _Who(TypedDict):
@@ -191,15 +199,22 @@ class Stopper:
         living = self._members.living(command.incarnation)
         told = [trainer for trainer in living if datagrams.send(trainer.socket, signed.message())]
         # Who was not told may have gone on to another training meanwhile: that one is not touched.
-        if await self._gone(job, stop, command.grace_s if told else 0.0):
+        began, grace_s = time.monotonic(), command.grace_s if told else 0.0
+        if await self._gone(job, stop, grace_s):
             return
+        # A write that is cut off is a torn checkpoint: it gets the grace once more.
+        if self._saving(command):
+            saves = partial(self._saving, command)
+            if await self._gone(job, stop, grace_s, while_true=saves):
+                return
+            grace_s = round(time.monotonic() - began, 1)
         if told:
             left = {trainer.pid for trainer in told if trainer.left_at is not None}
             late = [str(trainer.rank) for trainer in told if trainer.pid not in left]
             reason = (
-                f"rank {', '.join(late)} did not leave within {command.grace_s:g} s"
+                f"rank {', '.join(late)} did not leave within {grace_s:g} s"
                 if late
-                else f"the job did not end within {command.grace_s:g} s, though its ranks left"
+                else f"the job did not end within {grace_s:g} s, though its ranks left"
             )
         elif living:
             unheard = ", ".join(str(trainer.rank) for trainer in living)
@@ -236,8 +251,21 @@ class Stopper:
             members = self._members
             await members.until(lambda: not members.unblocked(), timeout_s=AGENTS_S)
 
-    async def _gone(self, job: Job, stop: _Stop, timeout_s: float) -> bool:
-        """Whether CMD ended, or went on to another training, within that time."""
+    def _saving(self, command: StopRequested) -> bool:
+        living = self._members.living(command.incarnation)
+        return any(trainer.saving for trainer in living)
+
+    async def _gone(
+        self,
+        job: Job,
+        stop: _Stop,
+        timeout_s: float,
+        *,
+        while_true: Callable[[], bool] = _always,
+    ) -> bool:
+        """Whether CMD ended, or went on to another training, within that time; and `AFTER_SAVE_S`
+        after `while_true` has ended.
+        """
         until, incarnation = time.monotonic() + timeout_s, stop.command.incarnation
         while True:
             if job.returncode is not None:
@@ -247,6 +275,8 @@ class Stopper:
             if members.incarnation != incarnation and not members.living(incarnation):
                 self._confirm(stop, STOPPED)
                 return True
+            if not while_true():
+                until, while_true = time.monotonic() + AFTER_SAVE_S, _always
             if time.monotonic() > until:
                 return False
             await asyncio.sleep(_LOOK_S)

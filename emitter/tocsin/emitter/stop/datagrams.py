@@ -4,7 +4,7 @@ Standard library and one module of ours that needs no more, so that it can be us
 else is imported. A message is one JSON object of at most `MAX_BYTES` in one Unix datagram; nothing
 here waits for a peer: a message that cannot be taken now is lost, and `send` says so.
 
-    process -> launcher   hello, saved, left, finished, restart_blocked
+    process -> launcher   hello, saving, saved, left, finished, restart_blocked
     launcher -> process   stop (signed bytes), look_closer, no_restart
 
 The sockets lie in a folder of the job that only its user can enter (0700), with a short path: the

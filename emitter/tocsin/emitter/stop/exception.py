@@ -19,15 +19,22 @@ class StopTraining(SystemExit):
         reason: why, in one sentence.
         step: the last completed step.
         issue_id: the issue that caused the stop.
+        save: whether a checkpoint is to be saved before the loop is left.
     """
 
     def __init__(
-        self, reason: str, *, step: int | None = None, issue_id: str | None = None
+        self,
+        reason: str,
+        *,
+        step: int | None = None,
+        issue_id: str | None = None,
+        save: bool = False,
     ) -> None:
         super().__init__(STOPPED)
         self.reason: Final = reason
         self.step: Final = step
         self.issue_id: Final = issue_id
+        self.save: Final = save
 
     def __str__(self) -> str:
         at = "" if self.step is None else f" at step {self.step:,}"

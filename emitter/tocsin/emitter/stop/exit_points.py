@@ -25,7 +25,7 @@ from typing import Final, Literal, NamedTuple
 from tocsin.emitter.process.identity import Who, who_speaks
 from tocsin.emitter.process.isolation import from_signal
 from tocsin.emitter.process.stderr import print_line
-from tocsin.emitter.stop import datagrams, rank_agreement
+from tocsin.emitter.stop import datagrams, rank_agreement, saving
 from tocsin.emitter.stop.exception import StopTraining as StopTraining
 from tocsin.emitter.stop.exception import take_over as take_over
 from tocsin.emitter.stop.exception import taken_over
@@ -42,8 +42,14 @@ from tocsin.emitter.stop.verification import (
 from tocsin.schemas.monotonic_clock import unix_ms, unix_us
 from tocsin.schemas.records.events import Data, clip
 from tocsin.schemas.records.frames import Speaker
-from tocsin.schemas.records.runs import CaptureDegraded
-from tocsin.schemas.records.stops import StopAcknowledged, StopLeft, StopRefused, StopRequested
+from tocsin.schemas.records.runs import CaptureDegraded, Checkpoint
+from tocsin.schemas.records.stops import (
+    StopAcknowledged,
+    StopCheckpoint,
+    StopLeft,
+    StopRefused,
+    StopRequested,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +65,9 @@ EVALUATION_S: Final = 5.0
 TAKEN_S: Final = 5.0
 """How long a framework that has taken a stop over may go on without ending its loop, seconds."""
 
+UNTOLD_GRACE_S: Final = 5.0
+"""How long a rank without its copy of the command waits for a write that goes on, seconds."""
+
 Edge = Literal["optimizer_step", "scaler_update", "backward", "evaluation"]
 Emit = Callable[[Data], object]
 Flush = Callable[[float], object]
@@ -72,6 +81,8 @@ class _Taken(NamedTuple):
     edge: Edge
     step: int
     at: float
+    choice: saving.Choice | None
+    writes: int
 
 
 class Rank:
@@ -88,6 +99,7 @@ class Rank:
         training: int = 0,
         agreed: rank_agreement.Agreement | None = None,
         look_closer: Look | None = None,
+        finite: Callable[[], bool] | None = None,
         now_ms: Callable[[], int] = unix_ms,
     ) -> None:
         self.speaker: Final = speaker
@@ -98,12 +110,13 @@ class Rank:
         self._flush = flush
         self._agreed = agreed
         self._look_closer = look_closer
+        self._finite = finite
         self._now_ms = now_ms
         self._memory = Memory()
         self._heard: StopRequested | None = None
         self._heard_at = 0.0
         self._told = threading.Event()
-        self._left = False
+        self._left = self._saving = False
         self._taken: _Taken | None = None
         self._closed = False
         self._launcher = os.environ.get("TOCSIN_LAUNCHER", "")
@@ -119,6 +132,8 @@ class Rank:
 
     def at_edge(self, edge: Edge, step: int) -> None:
         """Leave here if it is time. Raises StopTraining."""
+        if self._saving:
+            return
         taken = self._taken
         if taken is not None:
             if step > taken.step or time.monotonic() - taken.at > TAKEN_S:
@@ -156,7 +171,8 @@ class Rank:
         """
         taken = self._taken
         if taken is not None:
-            self._report_leaving(taken.stop, taken.command, taken.edge, taken.step)
+            choice = taken.choice or saving.of_framework(taken.writes)
+            self._report_leaving(taken.stop, taken.command, taken.edge, taken.step, choice)
             raise taken.stop
 
     def hear(self, signed: SignedCommand) -> None:
@@ -285,24 +301,69 @@ class Rank:
     def _leave(self, command: StopRequested | None, edge: Edge, step: int) -> None:
         reason = "another rank received a stop" if command is None else command.reason
         issue_id = None if command is None else command.issue_id
-        stop = StopTraining(reason, step=step, issue_id=issue_id)
+        if self._left:
+            # Somebody has caught it, and goes on.
+            raise StopTraining(reason, step=step, issue_id=issue_id)
+        # A write on another thread would be cut off.
+        saving.writes.wait(UNTOLD_GRACE_S if command is None else command.grace_s)
+        choice = self._choose(command)
+        stop = StopTraining(reason, step=step, issue_id=issue_id, save=choice is None)
         # Both of these are inside a step of the loop; the others may be far from its end.
         if edge in ("optimizer_step", "scaler_update") and taken_over(stop):
-            self._taken = _Taken(stop, command, edge, step, time.monotonic())
+            ended = saving.writes.ended
+            self._taken = _Taken(stop, command, edge, step, time.monotonic(), choice, ended)
             self.awake = True
             return
-        self._report_leaving(stop, command, edge, step)
+        if choice is None:
+            # What saves may run through batches: they are no edges now.
+            self._saving = True
+            try:
+                choice = saving.save()
+            finally:
+                self._saving = False
+        self._report_leaving(stop, command, edge, step, choice)
         raise stop
 
+    def _choose(self, command: StopRequested | None) -> saving.Choice | None:
+        """What becomes of the checkpoint; None: one is to be saved. All ranks choose the same.
+
+        Without the command it is not known what it asks for; the others save none then, either.
+        """
+        if command is not None and command.checkpoint != "save":
+            return saving.kept(command)
+        bad = command is None
+        why = "a rank has not received the command" if bad else "the weights are not finite"
+        try:
+            bad = bad or self._finite is None or not self._finite()
+        except Exception as error:
+            # An emitter hook's isolation: what cannot be looked at is not saved.
+            if from_signal(error):
+                raise
+            bad, why = True, f"the weights cannot be read: {type(error).__name__}"
+        if self.speaker.world_size > 1:
+            most = None if self._agreed is None else self._agreed.most(int(bad))
+            if most is None:
+                bad, why = True, "the ranks do not leave together"
+            elif most and not bad:
+                bad, why = True, "another rank cannot save"
+        return saving.kept(command, why) if bad else None
+
     def _report_leaving(
-        self, stop: StopTraining, command: StopRequested | None, edge: Edge, step: int
+        self,
+        stop: StopTraining,
+        command: StopRequested | None,
+        edge: Edge,
+        step: int,
+        choice: saving.Choice,
     ) -> None:
         if self._left:
             return
         self._left = True
         command_id = "" if command is None else command.command_id
         try:
-            if command_id:
+            if command is not None and command_id:
+                if self.speaker.rank == 0 or choice.decision == "not_saved":
+                    self._emit(self._chosen(command, choice, step))
                 self._emit(
                     StopLeft(
                         **self._who(), command_id=command_id, issue_id=stop.issue_id,
@@ -327,6 +388,18 @@ class Rank:
         if not self._launcher:
             print_line(f"training stopped at step {step:,}: {stop.reason}")
 
+    def _chosen(self, command: StopRequested, choice: saving.Choice, step: int) -> StopCheckpoint:
+        checkpoint = None
+        if choice.decision == "saved" and choice.path:
+            path = os.path.abspath(choice.path)
+            checkpoint = Checkpoint(path=clip(path), step=max(step, 0), finite=True)
+        elif choice.decision == "protected":
+            checkpoint = command.last_good_checkpoint
+        return StopCheckpoint(
+            **self._who(), command_id=command.command_id, issue_id=command.issue_id,
+            decision=choice.decision, checkpoint=checkpoint, reason=clip(choice.reason, 500),
+        )  # fmt: skip
+
 
 def leave() -> None:
     """A loop whose framework had taken a stop over has ended: raise that StopTraining. Otherwise
@@ -349,11 +422,13 @@ def started(
     restart_count: int = 0,
     training: int = 0,
     look_closer: Look | None = None,
+    finite: Callable[[], bool] | None = None,
 ) -> Rank:
     """A training begins in this process: listen, and say hello to the launcher.
 
     `emit` must be safe to call from another thread and must not wait; `flush(timeout_s)` waits
     until what was emitted is acknowledged. `look_closer` is told when a rule asks for more.
+    `finite` says whether the weights are, now; it may raise what it likes.
     """
     global _rank
     finished()
@@ -361,7 +436,7 @@ def started(
     agreed = None if stops_off or speaker.world_size < 2 else rank_agreement.current()
     _rank = Rank(
         speaker, emit, flush=flush, local_rank=local_rank, restart_count=restart_count,
-        training=training, agreed=agreed, look_closer=look_closer,
+        training=training, agreed=agreed, look_closer=look_closer, finite=finite,
     )  # fmt: skip
     return _rank
 

@@ -24,7 +24,8 @@ _INCARNATION: Final = re.compile(r"[A-Za-z0-9._:@+=-]{0,64}")
 
 @dataclass(slots=True)
 class Trainer:
-    """A rank of a training on this node. `left_at` is the step at which it left when told to."""
+    """A rank of a training on this node. `left_at` is the step at which it left when told to;
+    `saving`: it writes a checkpoint now."""
 
     pid: int
     rank: int
@@ -34,6 +35,7 @@ class Trainer:
     training: int
     socket: str
     finished: bool = False
+    saving: bool = False
     left_at: int | None = None
     last_step: int = -1
 
@@ -123,6 +125,9 @@ class Members:
                     agent.blocked = True
             case "unwatched", _:
                 self._unwatched(datagrams.text(message, "what"), datagrams.number(message, "pid"))
+            case "saving", _:
+                for trainer in self._of_pid(datagrams.number(message, "pid"), ""):
+                    trainer.saving = message.get("on") is True
             case ("left" | "finished") as kind, _:
                 self._ended(message, left=kind == "left")
         self._changed.set()
@@ -178,14 +183,18 @@ class Members:
 
     def _ended(self, message: datagrams.Message, *, left: bool) -> None:
         pid, incarnation = datagrams.number(message, "pid"), datagrams.text(message, "incarnation")
-        named = [self.ranks(incarnation)] if incarnation else self._ranks.values()
-        for trainer in (each for ranks in named for each in ranks if each.pid == pid):
+        for trainer in self._of_pid(pid, incarnation):
             step = datagrams.number(message, "step", -1)
             trainer.last_step = max(trainer.last_step, step)
             if left:
                 trainer.left_at = step
             else:
                 trainer.finished = True
+
+    def _of_pid(self, pid: int, incarnation: str) -> list[Trainer]:
+        """The ranks of that process, in one training or in all."""
+        named = [self.ranks(incarnation)] if incarnation else self._ranks.values()
+        return [each for ranks in named for each in ranks if each.pid == pid]
 
 
 def _sound(message: datagrams.Message) -> bool:

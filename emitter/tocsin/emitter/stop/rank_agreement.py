@@ -183,6 +183,26 @@ class Agreement:
             self.broken = f"a round failed: {error}".splitlines()[0][:200]
         return False
 
+    def most(self, value: int) -> int | None:
+        """The highest of what all ranks pass, at an edge at which all of them leave; None: there
+        is no such number. Waits for the others for at most `HEARD_PATIENCE_S`.
+        """
+        collective = self._collective
+        if collective is None or self._round is not None:
+            return None
+        try:
+            pending = collective.start(value, 0)
+            until = self._clock() + HEARD_PATIENCE_S
+            while not pending.done():
+                if self._clock() > until:
+                    pending.abandon()
+                    return None
+                time.sleep(_POLL_S)
+            return pending.result()[0]
+        except (RuntimeError, ValueError, TypeError) as error:
+            logger.debug("the ranks did not agree: %s", error)
+            return None
+
     def _await(self, pending: Round, heard: bool) -> bool:
         if pending.done():
             return True

@@ -103,6 +103,8 @@ class Training:
         self.activity_at_step = 0
         """The same when the last step ended."""
         self.is_evaluating: Callable[[], bool] = lambda: False
+        self.is_finite: Callable[[], bool] = lambda: False
+        """Whether the weights are, now; on the training's thread. Waits for a GPU."""
         self.skipped_tensors: Callable[[], int] = lambda: 0
         self.phases: list[str] = []
         self.schedule: Final = CaptureSchedule(settings, held_up=RunQueue().share)
@@ -153,6 +155,7 @@ class Training:
             restart_count=self.identity.restart_count,
             training=self.identity.training,
             look_closer=self.look_closer,
+            finite=lambda: self.is_finite(),
         )
 
     def look_closer(self, steps: int, reason: str) -> None:

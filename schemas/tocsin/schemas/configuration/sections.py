@@ -289,10 +289,11 @@ class StopOptions(Section):
     """`enforce`, `ask` or `shadow`; absent: `defaults.mode`."""
     approve: ApproveOptions = ApproveOptions()
     """Who is asked with `mode: ask`, and for how long."""
-    checkpoint: Literal["protect_last_good", "skip"] = Field(
-        default="protect_last_good", examples=["skip"]
+    checkpoint: Literal["protect_last_good", "save", "skip"] = Field(
+        default="protect_last_good", examples=["save"]
     )
-    """`protect_last_good` names the newest checkpoint from before the onset; `skip` does not."""
+    """`protect_last_good` names the newest checkpoint from before the onset, and saves none; `save`
+    has the training save one before it leaves, if its weights are finite; `skip` does neither."""
     grace: Duration = Field(default=timedelta(seconds=30), examples=["30s"], validate_default=True)
     """Time for the job to leave before SIGTERM, and again before SIGKILL; at most 1d."""
 
@@ -346,7 +347,6 @@ class RuleEntry(Section):
 
 
 LATER_VALUES: Final[Mapping[tuple[type[BaseModel], str], frozenset[str]]] = {
-    (StopOptions, "checkpoint"): frozenset({"save"}),
     (SaslConfig, "mechanism"): frozenset({"OAUTHBEARER", "GSSAPI"}),
 }
 """Values that a later release will read."""

@@ -440,13 +440,26 @@ class RankView(Model):
 class StopView(Model):
     """How far a stop of this incarnation has come."""
 
-    state: Literal["requested", "acknowledged", "left", "exited", "escalated", "refused", "expired"]
+    state: Literal[
+        "requested",
+        "acknowledged",
+        "checkpoint_decided",
+        "left",
+        "exited",
+        "escalated",
+        "refused",
+        "expired",
+    ]
     command_id: Id
     issue_id: Id | None = None
     reason: Text = ""
     step: Step | None = Field(default=None, description="the step at which the ranks left")
     how: str | None = Field(default=None, description="edge, SIGTERM or SIGKILL")
     exit_code: ExitCode | None = None
+    decision: str = Field(
+        default="", max_length=32, description="of its checkpoint: saved, protected, …"
+    )
+    checkpoint: Checkpoint | None = None
     states: Mapped[Millis] = Field(
         default_factory=dict, description="state -> append time, Unix milliseconds"
     )

@@ -8,6 +8,7 @@ from tocsin.schemas.records.runs import StopView
 from tocsin.schemas.records.stops import (
     StopAcknowledged,
     StopAnswer,
+    StopCheckpoint,
     StopEscalated,
     StopExited,
     StopExpired,
@@ -15,12 +16,22 @@ from tocsin.schemas.records.stops import (
     StopRefused,
 )
 
-_State = Literal["requested", "acknowledged", "left", "exited", "escalated", "refused", "expired"]
+_State = Literal[
+    "requested",
+    "acknowledged",
+    "checkpoint_decided",
+    "left",
+    "exited",
+    "escalated",
+    "refused",
+    "expired",
+]
 _ORDER: Final[tuple[_State, ...]] = (
     "refused",
     "expired",
     "requested",
     "acknowledged",
+    "checkpoint_decided",
     "left",
     "escalated",
     "exited",
@@ -48,6 +59,11 @@ def answered(view: StopView | None, answer: StopAnswer, now_ms: int) -> StopView
     }
     if isinstance(answer, StopLeft):
         update |= {"step": answer.step, "how": view.how or "edge"}
+    elif isinstance(answer, StopCheckpoint):
+        # What went wrong on one rank counts more than what the others did.
+        if not view.decision or answer.decision == "not_saved":
+            update |= {"decision": answer.decision, "checkpoint": answer.checkpoint}
+            update["reason"] = answer.reason or view.reason
     elif isinstance(answer, StopAcknowledged) and view.step is None:
         update["step"] = answer.leave_at
     elif isinstance(answer, StopEscalated):
@@ -70,6 +86,7 @@ def _state(answer: StopAnswer) -> _State | None:
 
 _STATES: Final[tuple[tuple[type[StopAnswer], _State], ...]] = (
     (StopAcknowledged, "acknowledged"),
+    (StopCheckpoint, "checkpoint_decided"),
     (StopLeft, "left"),
     (StopEscalated, "escalated"),
     (StopExited, "exited"),

@@ -58,7 +58,7 @@ class StopRequested(Data):
         le=86_400,
         description="before SIGTERM, and again before SIGKILL, seconds",
     )
-    checkpoint: Literal["protect_last_good", "skip"] = "protect_last_good"
+    checkpoint: Literal["protect_last_good", "save", "skip"] = "protect_last_good"
     last_good_checkpoint: Checkpoint | None = None
 
     @property
@@ -139,6 +139,32 @@ class StopAcknowledged(StopAnswer):
     leave_at: Step | None = Field(
         default=None, description="the step at which the ranks agreed to leave"
     )
+
+
+@EVENT_TYPES.register
+class StopCheckpoint(StopAnswer):
+    """What becomes of the checkpoint of a stop: decided at the edge, before the loop is left.
+
+    From rank 0, and from each rank that was to save and did not.
+    """
+
+    model_config = example(
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        world_size=2,
+        command_id="7f8a4a1c-9f3b-5a2b-8a55-5b0c0c2b7d11",
+        decision="saved",
+        checkpoint={"path": "/data/gpt/step-1203.pt", "step": 1203, "finite": True},
+    )
+
+    event_type: ClassVar[str] = "tocsin.stop.checkpoint"
+
+    decision: Literal["saved", "protected", "skipped", "not_saved"] = Field(
+        description="a new one was saved, that from before the fault is to go on from, none was "
+        "wanted, or none could be saved"
+    )
+    checkpoint: Checkpoint | None = None
+    reason: Text = Field(default="", description="why none was saved, where one was wanted")
 
 
 @EVENT_TYPES.register

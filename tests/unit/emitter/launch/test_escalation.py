@@ -201,3 +201,20 @@ async def test_a_command_that_was_read_too_late_is_told_as_expired(place: Place)
     )
     assert answered(view, acknowledged, 6) != view
     assert answered(answered(None, acknowledged, 5), said, 6) == answered(None, acknowledged, 5)
+
+
+def saving(place: Place, *, on: bool) -> None:
+    place.members.heard({"kind": "saving", "pid": os.getpid(), "on": on})
+
+
+async def test_a_job_that_is_saving_gets_its_grace_once_more(place: Place) -> None:
+    place.hello("i1")
+    saving(place, on=True)
+    place.obey("i1", grace_s=0.1)
+    assert place.job is not None
+    job = place.job
+    await until(lambda: job.signals)
+    (escalated,) = [one for one in place.said if isinstance(one, StopEscalated)]
+    assert job.signals == [signal.SIGTERM]
+    assert escalated.reason == "rank 0 did not leave within 0.2 s"
+    await place.stopper.close()

@@ -21,9 +21,10 @@ from support.launches import SCRIPTS, Launched, command_line, environment, start
 from support.stops import StopSigner, outgoing
 from support.waiting import wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus
+from tocsin.emitter.checkpoints.health import health
 from tocsin.emitter.stop.verification import SignedCommand
 from tocsin.schemas.records.frames import SystemFrame
-from tocsin.schemas.records.runs import RunEnded
+from tocsin.schemas.records.runs import RunEnded, RunStarted
 
 PYTHON = sys.executable
 
@@ -546,3 +547,27 @@ def test_what_the_job_saves_is_read_beside_it(tmp_path: Path) -> None:
     assert "cut off" in read["torn-4.pt"]["torn"]
     assert [read[name]["nonfinite_tensors"] for name in ("good-1.pt", "last-5.pt")] == [0, 0]
     assert read["last-5.pt"]["tensors"] == 2
+
+
+@pytest.mark.slow
+def test_a_stop_waits_for_a_save_that_takes_longer_than_its_grace(tmp_path: Path) -> None:
+    signer = StopSigner()
+    job = start(tmp_path, PYTHON, str(SCRIPTS / "slow_save.py"), str(tmp_path), signer=signer)
+    wait_until(lambda: (tmp_path / "saving").exists())
+    (started,) = [e for e in job.observed("tocsin.run.started") if e["role"] == "launcher"]
+    trainer = [e for e in said(tmp_path).of(RunStarted) if e.role == "trainer"]
+    incarnation = trainer[0].incarnation if trainer else started["incarnation"]
+
+    publish(tmp_path, signer.sign(signer.command("r1", incarnation, grace_s=1.8)))
+
+    assert job.wait() == 79
+    # On a busy machine the process may get a signal at its exit, after its loop.
+    late = [e["reason"] for e in job.observed("tocsin.stop.escalated")]
+    assert [reason for reason in late if not reason.endswith("though its ranks left")] == []
+    assert is_whole(tmp_path / "step-3.pt")
+
+
+def is_whole(path: Path) -> bool:
+    """Whether the whole checkpoint is there."""
+    found = health(path)
+    return not found.torn and found.tensors == 2
