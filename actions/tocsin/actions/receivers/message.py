@@ -5,6 +5,7 @@ Nothing here is escaped: a channel escapes what it is handed, in the way of that
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ from typing import Final
 
 from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.delivery.records import issue_of
-from tocsin.schemas.records.deliveries import REPEAT, STOPPED, Delivery, DeliveryState
+from tocsin.schemas.records.deliveries import DRILL, REPEAT, STOPPED, Delivery, DeliveryState
 from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.issues import SEVERITIES, Issue, IssueState, Series, Severity
 from tocsin.schemas.text import (
@@ -130,8 +131,10 @@ def message_for(notice: Notice) -> Message:
         message = replace(message, title=title, headline=headline)
     if notice.others:
         message = _of_several(message, [one for one, _ in found])
-    rows = (*message.rows, *_why_sent(delivery))
-    return replace(message, rows=rows, answer_url=notice.answer_url(delivery))
+    link = notice.answer_url(delivery)
+    commands = () if link else _commands(issue, delivery)
+    rows = (*message.rows, *commands, *_why_sent(delivery))
+    return replace(message, rows=rows, answer_url=link)
 
 
 def gravest_first(notice: Notice) -> list[tuple[Issue, Delivery]]:
@@ -207,6 +210,15 @@ def _of_several(message: Message, issues: Sequence[Issue]) -> Message:
         headline=f"{len(issues)} issues, the most severe: {message.headline}",
         rows=(*rows, *message.rows),
     )
+
+
+def _commands(issue: Issue, delivery: Delivery) -> Iterator[Row]:
+    """How people answer on a command line. A drill is on no bus, and what is over needs nobody."""
+    if issue.state != "resolved" and delivery.occasion != DRILL:
+        matches = shlex.join([f"run={issue.run_id}", f"rule={issue.rule}"])
+        answers = f"tocsin ack {issue.short_id} (or resolve, false-alarm)"
+        silence = f"tocsin silence add {matches} --for 2h --why known"
+        yield Row("To answer", clip(plain_line(f"{answers}; {silence}"), _LINE))
 
 
 def _why_sent(delivery: Delivery) -> Iterator[Row]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +55,23 @@ def group(*issues: IssueFiring, occasion: str = "new") -> Notice:
         for one in notices
     )
     return Notice(last, NOW_MS, ("It asked the run to stop.",), others=others)
+
+
+def test_a_message_says_how_to_answer_by_command_or_by_link() -> None:
+    def rows(given: Notice) -> dict[str, str]:
+        return {row.label: row.value for row in message_for(given).rows}
+
+    told = notice(issue("gpt-1"))
+    short = issue("gpt-1").short_id
+    assert rows(told)["To answer"] == (
+        f"tocsin ack {short} (or resolve, false-alarm); "
+        "tocsin silence add run=gpt-1 rule=nonfinite --for 2h --why known"
+    )
+    assert f"To answer: tocsin ack {short}" in body_of(message_for(told))
+    linked = replace(told, answer_url=lambda delivery: "https://tocsin.example.com/answer/x")
+    drill = replace(told, delivery=told.delivery.model_copy(update={"occasion": "drill"}))
+    for other in (linked, drill, notice(issue("gpt-1", resolved=True))):
+        assert "To answer" not in rows(other)
 
 
 def test_a_message_of_several_issues_hides_none_of_them() -> None:

@@ -24,7 +24,7 @@ _OTHERS: Final = 5
 _ROWS: Final = frozenset(
     {"Where first", "Since", "Over since", "Seen again", "How bad", "At stake", "Saved",
      "What followed", "Caused by", "Good checkpoint", "What tocsin did", "What to try", "Labels",
-     "Issue", "Why sent"}
+     "Issue", "To answer", "Why sent"}
 )  # fmt: skip
 _MARKDOWN: Final = re.compile(r"([\\*_~`|#>\[\]()])")
 
