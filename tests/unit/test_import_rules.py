@@ -112,6 +112,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
     ),
     "actions": (
         {"__init__", "decision", "kinds"},
+        {"digests"},
         {"delivery"},
         {"receivers"},
         {"targets"},

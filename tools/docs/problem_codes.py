@@ -8,6 +8,7 @@ from typing import Final
 PROBLEM_CODES: Final[Mapping[str, str]] = {
     "alias": "An alias (`*name`), which YAML knows and this file does not.",
     "anchor": "An anchor (`&name`), likewise.",
+    "digest_not_shown": "A receiver of this kind takes issues alone, and no digest.",
     "directives": "More lines begin with `%` than a file needs.",
     "documents": "More than one document in the file.",
     "duplicate_action": "An action is twice in one list.",

@@ -13,6 +13,7 @@ from tocsin.actions.decision.routing import Routing
 from tocsin.actions.decision.silences import configured
 from tocsin.actions.decision.stop_guards import StopGuards
 from tocsin.actions.decision.time_windows import TimeWindows
+from tocsin.actions.digests.intervals import DigestReceiver
 from tocsin.actions.receivers.notify_option import parse_addresses
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.receivers.run_addresses import RunAddresses
@@ -33,7 +34,12 @@ def receiver_problems(kinds: ReceiverKinds) -> SectionValidator:
 
     def find(config: Config) -> Iterator[Problem]:
         for name, receiver in config.receivers.items():
-            yield from kinds.kind_of(receiver).check(receiver, ("receivers", name))
+            kind, loc = kinds.kind_of(receiver), ("receivers", name)
+            yield from kind.check(receiver, loc)
+            if receiver.digest is not None and not kind.digests(receiver):
+                message = f"this receiver of the type {receiver.type} takes issues alone"
+                hint = "a receiver of the type email or chat"
+                yield Problem((*loc, "digest"), message, "digest_not_shown", hint, at="key")
         for rule in config.rules:
             listed: set[str] = set()
             for action in rule.actions or ():
@@ -105,6 +111,19 @@ def decisions_of(config: Config, routing: Routing, *, limited: bool = True) -> D
             config.defaults.mode, config.limits.stops if limited else None, routing.place
         ),
     )
+
+
+def digests_of(config: Config, routing: Routing) -> dict[str, DigestReceiver]:
+    """The receivers that are told once in an interval that all is well."""
+    return {
+        name: DigestReceiver(
+            receiver.type,
+            receiver.digest // timedelta(milliseconds=1),
+            routing.place(("receivers", name, "digest")),
+        )
+        for name, receiver in config.receivers.items()
+        if receiver.digest is not None
+    }
 
 
 def routing_of(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from pydantic import SecretStr
 
-from tocsin.actions.config import decisions_of, routing_of
+from tocsin.actions.config import decisions_of, digests_of, routing_of
 from tocsin.actions.decision.planned import STOP
 from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.answer_links import AnswerLinks
@@ -18,6 +19,7 @@ from tocsin.actions.delivery.receiver_queues import ReceiverQueue
 from tocsin.actions.delivery.retry import RetryPolicy
 from tocsin.actions.delivery.setup import Setup
 from tocsin.actions.delivery.stop_publisher import StopPublisher
+from tocsin.actions.digests.facts import read_digest
 from tocsin.actions.receivers.address_guard import AddressGuard, parse_networks
 from tocsin.actions.receivers.build import Receivers
 from tocsin.actions.receivers.kind import ReceiverContext
@@ -114,8 +116,10 @@ def build_actions_service(
         failures = FailureReports.from_config(config)
         decisions = decisions_of(config, routing, limited=not embedded)
         answers = AnswerLinks(config.public_url, key) if links else AnswerLinks()
-        prices = config.prices
-        return Setup(decisions, queues, failures, receivers.close, answers, prices)
+        digests = digests_of(config, routing)
+        return Setup(
+            decisions, queues, failures, receivers.close, answers, config.prices, digests
+        )
 
     def find_queue(name: str) -> ReceiverQueue | None:
         found = None if addresses is None else addresses.find(name)
@@ -133,4 +137,5 @@ def build_actions_service(
         find_queue=find_queue,
         set_up=set_up,
         trusted=trusted or (lambda: TrustedKeys([key.public])),
+        read_digest=partial(read_digest, bus, topics),
     )

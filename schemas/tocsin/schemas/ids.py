@@ -57,6 +57,11 @@ def delivery_id(issue: str, action: str, state: str, times: int = 1) -> str:
     return _uuid5("delivery", issue, action, state if times == 1 else f"{state}/{times}")
 
 
+def digest_id(receiver: str, run_id: str, from_ms: int, until_ms: int) -> str:
+    """The id of what a receiver is told of an interval, in place of that of an issue."""
+    return _uuid5("digest", receiver, run_id, str(from_ms), str(until_ms))
+
+
 def _uuid5(*parts: str) -> str:
     # The separator cannot be part of a run id or of a name: no two lists of parts join to one text.
     return str(uuid.uuid5(_NAMESPACE, "\x1f".join(parts)))

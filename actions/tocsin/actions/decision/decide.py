@@ -100,7 +100,7 @@ class Decisions:
             return held
         if (held := self.inhibited(issue, known)) is not None:
             return held
-        if (held := self._closed(item, now_ms)) is not None:
+        if (held := self.closed(item, now_ms)) is not None:
             return held
         if issue.consequence_of is None:
             return None
@@ -138,7 +138,8 @@ class Decisions:
         silences = [*self.silences, *known.silences()]
         return silenced(silences, issue_labels(issue), what, now_ms)
 
-    def _closed(self, item: Planned, now_ms: int) -> Held | None:
+    def closed(self, item: Planned, now_ms: int) -> Held | None:
+        """Which time window keeps a notice from being sent now."""
         place = self.routing.place
         users = []
         if (route := item.route) is not None:

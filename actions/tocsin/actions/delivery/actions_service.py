@@ -25,6 +25,7 @@ from tocsin.actions.delivery.receiver_queues import Attempted, Notice, ReceiverQ
 from tocsin.actions.delivery.retry import Decision, RetryPolicy
 from tocsin.actions.delivery.setup import SetUp, Setup
 from tocsin.actions.delivery.stop_decisions import StopDecisions
+from tocsin.actions.digests.digests import Digests, ReadDigest
 from tocsin.bus.port import BusUnavailable, Outgoing, Partition, Record
 from tocsin.runtime import metrics as names
 from tocsin.runtime.leased_runs import Skip
@@ -64,6 +65,7 @@ class ActionsService(Service):
         find_queue: makes the queue of a receiver that is not among them; may block.
         set_up: what another configuration would mean, for `use`.
         trusted: the keys of those whose silences count; may block.
+        read_digest: reads what is in a digest; None: there are none.
     """
 
     name = "actions"
@@ -82,6 +84,7 @@ class ActionsService(Service):
         find_queue: Callable[[str], ReceiverQueue | None] = lambda name: None,
         set_up: SetUp | None = None,
         trusted: Callable[[], TrustedKeys] = lambda: TrustedKeys(()),
+        read_digest: ReadDigest | None = None,
     ) -> None:
         self.inputs = (topics.issues,)
         self._topics = topics
@@ -120,6 +123,13 @@ class ActionsService(Service):
         self._notices = Notices(
             self._ledger, self._planner, self._runs, self._queues, self._started
         )
+        self._digests = Digests(
+            setup.digests,
+            read_digest,
+            knows=self._ledger.knows,
+            unreachable=lambda receiver: self._queues.why_not(receiver, 0),
+            held=self._planner.closed,
+        )
         self._order_unchecked = False
         self._unsaved = False
         self._draining = 0
@@ -130,6 +140,7 @@ class ActionsService(Service):
     def attached(self, to: Attachment) -> None:
         """See `Service`."""
         self._nudge, self._only, self._skip = to.nudge, to.only_runs, to.skip
+        self._digests.attached(to)
 
     def follows(self, partition: int) -> Sequence[Partition]:
         """The runs of an issue partition, silences, and the ledger, where another worker may
@@ -184,6 +195,9 @@ class ActionsService(Service):
         settled = self._stops.settled(tick.now_ms)
         self._writer.change(self._notices.ended(settled, tick.now_ms), tick.now_ms)
         self._supersede_all(tick.now_ms)
+        for digest, unsent in self._digests.settled(tick.now_ms, tick.owned):
+            decision = None if unsent is None else Decision("suppressed", unsent)
+            self._writer.change([(digest, decision)], tick.now_ms)
         self._silences_over += self._control.silences.outdated(tick.now_ms)
         self._writer.remove_outdated(tick.now_ms)
         return poison
@@ -196,12 +210,14 @@ class ActionsService(Service):
 
     def next_due_ms(self) -> int | None:
         """See `Service`."""
-        full = [action for action in self._ledger.actions() if self._queues.room(action) <= 0]
-        return self._ledger.next_due_ms(full)
+        dues = (self._due_ms(), self._digests.next_due_ms())
+        return min((due for due in dues if due is not None), default=None)
 
     def wants_checkpoint(self) -> bool:
         """See `Service`: attempts start after a checkpoint, so one is wanted when any is due."""
-        due = self.next_due_ms()
+        if self._digests.wanted:
+            return True
+        due = self._due_ms()
         # Another worker's entry may end a delivery without anything to be written here: whoever
         # waits in `drain` must hear of each round.
         return self._draining > 0 or (due is not None and due <= self._now_ms)
@@ -214,12 +230,14 @@ class ActionsService(Service):
             if room > 0:
                 for delivery in self._ledger.due(action, self._now_ms, self._started, room):
                     await self._start(delivery)
+        self._digests.begin()
         self._metrics.set(names.PENDING, self._ledger.open())
         self._unsaved = False
         self._round.set()
 
     async def ended(self) -> None:
         """See `Service`."""
+        await self._digests.close()
         await self._queues.close(self._close_receivers)
 
     # -- what others call --------------------------------------------------------------------
@@ -265,6 +283,7 @@ class ActionsService(Service):
     def _decide_by(self, setup: Setup) -> None:
         self._planner.use(setup.decisions)
         self._writer.failures = setup.failures
+        self._digests.receivers = setup.digests
 
     def _plan(self, record: Record, now_ms: int) -> None:
         event = read_event(record)
@@ -388,6 +407,11 @@ class ActionsService(Service):
             self._order_unchecked |= self._ledger.read(data)
             if data.final:
                 self._writer.forget(data)
+
+    def _due_ms(self) -> int | None:
+        """When the next attempt is due."""
+        full = [action for action in self._ledger.actions() if self._queues.room(action) <= 0]
+        return self._ledger.next_due_ms(full)
 
     # -- sending (event loop) ------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Final
 
 from tocsin.schemas.links import PATH, Link
-from tocsin.schemas.records.deliveries import DRILL, Delivery
+from tocsin.schemas.records.deliveries import DIGEST, DRILL, Delivery
 from tocsin.schemas.signing import SigningKey
 
 LASTS: Final = timedelta(days=3)
@@ -28,7 +28,7 @@ class AnswerLinks:
 
     def url(self, delivery: Delivery) -> str:
         """The link for the receiver of a notice; the same in each attempt. Empty: it has none."""
-        over = delivery.issue_state == "resolved" or delivery.occasion == DRILL
+        over = delivery.issue_state == "resolved" or delivery.occasion in (DIGEST, DRILL)
         if self.public_url is None or self.key is None or over:
             return ""
         link = Link(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tocsin.actions.decision.consequences import Noticed
-from tocsin.schemas.records.deliveries import ACKNOWLEDGED, STOPPED, Delivery
+from tocsin.schemas.records.deliveries import ACKNOWLEDGED, DIGEST, STOPPED, Delivery
 from tocsin.schemas.records.issues import Severity
 
 _TOLD: Final = frozenset({"pending", "delivered"})
@@ -27,7 +27,7 @@ class _Line:
     held: bool = False
 
     def take(self, delivery: Delivery) -> None:
-        if delivery.occasion in (ACKNOWLEDGED, STOPPED):
+        if delivery.occasion in (ACKNOWLEDGED, DIGEST, STOPPED):
             return
         if delivery.issue_state == "resolved":
             self.over = max(self.over, delivery.issue_times)

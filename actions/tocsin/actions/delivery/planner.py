@@ -166,6 +166,10 @@ class Planner(Known):
             planned = self._as_asked(planned, intent.issue)
         return times.of(planned.route)
 
+    def closed(self, receiver: str, now_ms: int) -> Held | None:
+        """Which time window of its own keeps a receiver from getting a notice now."""
+        return self._decisions.closed(Planned(receiver, "", ""), now_ms)
+
     def held(self, delivery: Delivery, now_ms: int) -> Held | None:
         """What keeps a notice that is due later from being sent then."""
         issue = issue_of(delivery)

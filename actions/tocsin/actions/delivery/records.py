@@ -13,6 +13,7 @@ from tocsin.bus.port import Outgoing, Partition
 from tocsin.schemas.errors import MalformedRecord
 from tocsin.schemas.records.dead_letters import DeadLetter
 from tocsin.schemas.records.deliveries import DRILL, NEW, RESOLVED, WORSE, Delivery
+from tocsin.schemas.records.digests import Digest
 from tocsin.schemas.records.events import EVENT_TYPES, Data, Event, clip
 from tocsin.schemas.records.issues import Issue, IssueFiring, issue_event
 from tocsin.schemas.records.wire import meta_of
@@ -118,6 +119,18 @@ def issue_of(delivery: Delivery) -> Issue:
     event = EVENT_TYPES.decode(json.dumps(delivery.event).encode())
     if not isinstance(event.data, Issue):
         raise MalformedRecord("the ledger's entry holds no issue")
+    return event.data
+
+
+def digest_of(delivery: Delivery) -> Digest:
+    """What a digest says, from its event.
+
+    Raises:
+        RecordError: it holds none.
+    """
+    event = EVENT_TYPES.decode(json.dumps(delivery.event).encode())
+    if not isinstance(event.data, Digest):
+        raise MalformedRecord("the ledger's entry holds no digest")
     return event.data
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -12,6 +12,7 @@ from tocsin.actions.decision.decide import Decisions
 from tocsin.actions.delivery.answer_links import AnswerLinks
 from tocsin.actions.delivery.failures import FailureReports
 from tocsin.actions.delivery.receiver_queues import ReceiverQueue
+from tocsin.actions.digests.intervals import DigestReceiver
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.configuration.sections import PricesConfig
 
@@ -31,6 +32,7 @@ class Setup:
         close: closes the receivers.
         links: makes the links by which people answer.
         prices: what devices cost, for estimates of what is at stake.
+        digests: who is told once in an interval that all is well.
     """
 
     decisions: Decisions
@@ -39,6 +41,7 @@ class Setup:
     close: Callable[[], Awaitable[None]] = _nothing
     links: AnswerLinks = AnswerLinks()  # noqa: RUF009  (frozen)
     prices: PricesConfig = PricesConfig()  # noqa: RUF009  (frozen)
+    digests: Mapping[str, DigestReceiver] = field(default_factory=dict)
 
 
 SetUp = Callable[[Config, Mapping[str, SecretStr], Path | None], Setup]

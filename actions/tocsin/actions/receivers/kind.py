@@ -144,6 +144,10 @@ class ReceiverKind(Generic[ConfigT, TargetT]):
         """
         return False
 
+    def digests(self, config: ConfigT) -> bool:
+        """Whether it takes notices with the occasion `digest`, whose event is a digest. Pure."""
+        return False
+
     def shows_question(self, config: ConfigT) -> bool:
         """Whether people see in its messages that a stop waits for their approval. Pure."""
         return False

@@ -8,12 +8,21 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from tocsin.actions.delivery.receiver_queues import Notice
-from tocsin.actions.delivery.records import issue_of
-from tocsin.schemas.records.deliveries import DRILL, REPEAT, STOPPED, Delivery, DeliveryState
+from tocsin.actions.delivery.records import digest_of, issue_of
+from tocsin.schemas.configuration.values import format_duration
+from tocsin.schemas.records.deliveries import (
+    DIGEST,
+    DRILL,
+    REPEAT,
+    STOPPED,
+    Delivery,
+    DeliveryState,
+)
+from tocsin.schemas.records.digests import Digest
 from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.issues import SEVERITIES, Issue, IssueState, Series, Severity
 from tocsin.schemas.text import (
@@ -42,6 +51,7 @@ _WHY_SENT: Final = {
     "drill": "a drill",
     "late": "the issue continues; what held its first notice does so no more",
     "stopped": "the stop of its run has ended",
+    "digest": "a digest; no other notice was sent there in this interval",
 }
 
 _STOPS: Final[Mapping[DeliveryState, str]] = {
@@ -73,6 +83,7 @@ class Message:
         series: what the picture is drawn from; its last values are in `rows`, too.
         first_step: where the issue began, to be marked in the picture.
         answer_url: where people answer; empty: nowhere.
+        digest: whether it is about an interval rather than an issue; `run_id` is its length.
     """
 
     issue_id: str
@@ -86,10 +97,13 @@ class Message:
     series: Series | None
     first_step: int | None
     answer_url: str = ""
+    digest: bool = False
 
     @property
     def word(self) -> str:
-        """`RESOLVED`, or how grave it is."""
+        """`RESOLVED`, `DIGEST`, or how grave it is."""
+        if self.digest:
+            return "DIGEST"
         return "RESOLVED" if self.state == "resolved" else self.severity.upper()
 
     def markdown(self) -> str:
@@ -113,11 +127,13 @@ def iso_time(ms: int) -> str:
 
 def message_for(notice: Notice) -> Message:
     """The message of a notice, about one issue or several: the gravest in full, a row for each
-    other one.
+    other one. Or that of a digest.
 
     Raises:
         RecordError: the notice holds no issue.
     """
+    if notice.delivery.occasion == DIGEST:
+        return _of_digest(notice.delivery, digest_of(notice.delivery))
     found = gravest_first(notice)
     issue, delivery = found[0]
     stake = notice.stake if issue.run_id == notice.delivery.run_id else None
@@ -210,6 +226,54 @@ def _of_several(message: Message, issues: Sequence[Issue]) -> Message:
         headline=f"{len(issues)} issues, the most severe: {message.headline}",
         rows=(*rows, *message.rows),
     )
+
+
+def _of_digest(delivery: Delivery, digest: Digest) -> Message:
+    length = format_duration(timedelta(milliseconds=digest.until_ms - digest.from_ms))
+    runs = _count(digest.all_runs, "run")
+    if digest.open:
+        headline = f"{runs}, {_count(digest.open, 'open issue')}, nothing else was sent here"
+    elif digest.issues:
+        headline = f"{runs}, {_count(digest.issues, 'issue')}, not sent here"
+    else:
+        headline = f"All is well: {runs}, nothing wrong"
+    return Message(
+        issue_id=delivery.issue_id,
+        run_id=length,
+        state="firing",
+        severity="info",
+        subject=clip(f"[tocsin] digest of {length}", _SUBJECT),
+        title=clip(f"digest of {length}: {runs}", _SUBJECT),
+        headline=headline,
+        rows=(
+            *(Row(label, clip(plain_line(text), _LINE)) for label, text in _digest_rows(digest)),
+            *_why_sent(delivery),
+        ),
+        series=None,
+        first_step=None,
+        digest=True,
+    )
+
+
+def _count(number: int, one: str) -> str:
+    return f"{number:,} {one}" + ("s" if number != 1 else "")
+
+
+def _digest_rows(digest: Digest) -> Iterator[tuple[str, str]]:
+    yield "From", time_text(digest.from_ms)
+    yield "Until", time_text(digest.until_ms)
+    for run in digest.runs:
+        parts: list[str] = [run.outcome or run.state]
+        parts += [f"step {run.last_step:,}"] if run.last_step is not None else []
+        parts += [f"loss {number_text(run.last_loss)}"] if run.last_loss is not None else []
+        yield "Run", f"{run.run_id}: {', '.join(parts)}"
+    if digest.more_runs:
+        yield "Run", f"and {digest.more_runs:,} more: tocsin status"
+    if digest.issues or digest.open:
+        yield "Issues", f"{digest.issues:,} started, {digest.open:,} open now: tocsin issues"
+    if digest.suppressed:
+        held = (f"{count:,} ({by.replace('_', ' ')})" for by, count in digest.suppressed.items())
+        yield "Suppressed", ", ".join(held)
 
 
 def _commands(issue: Issue, delivery: Delivery) -> Iterator[Row]:

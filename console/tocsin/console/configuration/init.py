@@ -178,9 +178,9 @@ receivers:
   # All keys. starttls: encrypt, or do not send (default, except to a server on this machine); tls:
   # encrypt from the first byte. send_resolved: also notify when an issue resolves (default:
   # defaults.send_resolved). active, mute: time windows in which it is notified, or is not. urgent:
-  # repeat notices so often at first, until somebody answers. concurrency: attempts at the same
-  # time. circuit_breaker: after so many failures in a row, try it so often only. All receivers have
-  # these keys from send_resolved on.
+  # repeat notices so often at first, until somebody answers. digest: report so often that all is
+  # well. concurrency: attempts at the same time. circuit_breaker: after so many failures in a row,
+  # try it so often only. All receivers have these keys from send_resolved on.
   #vision-mail:
   #  type: email
   #  to: [vision@example.com, ana@example.com]
@@ -198,6 +198,7 @@ receivers:
   #  mute: [nights]
   #  retry: {give_up_after: 24h}
   #  urgent: {every: 5m, for: 1h, severity: critical}
+  #  digest: 24h
   #  concurrency: 4
   #  circuit_breaker: {failures: 5, probe_every: 30s}
   # A chat message: slack://TOKEN_A/TOKEN_B/TOKEN_C, discord://ID/TOKEN, tgram://BOT_TOKEN/CHAT_ID

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Self
+from typing import Annotated, Final, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from tocsin.schemas.configuration.sections import SHORTEST_REPEAT, Section
 from tocsin.schemas.configuration.values import Duration, Names, format_duration
 from tocsin.schemas.records.issues import Severity
+
+SHORTEST_DIGEST: Final = timedelta(minutes=10)
+
+
+def _long_enough(interval: timedelta) -> timedelta:
+    if interval < SHORTEST_DIGEST:
+        raise ValueError(f"expected at least {format_duration(SHORTEST_DIGEST)}")
+    return interval
+
+
+DigestInterval = Annotated[Duration, AfterValidator(_long_enough)]
 
 
 class RetryConfig(Section):
@@ -66,6 +77,10 @@ class ReceiverConfig(Section):
     """When to leave it alone for a while."""
     urgent: UrgentConfig | None = Field(default=None, examples=[{"every": "60s", "for": "1h"}])
     """How often to repeat notices until somebody answers; absent: as `repeat_interval` says."""
+    digest: DigestInterval | None = Field(default=None, examples=["24h"])
+    """How often to report that all is well, at least 10m: at the end of each interval (of UTC) in
+    which a run was running and the receiver got no other notice; absent: never. Unit: a
+    duration."""
 
 
 class UnreadReceiver(ReceiverConfig):

@@ -29,6 +29,7 @@ ACKNOWLEDGED: Final = "acknowledged"
 LATE: Final = "late"
 DRILL: Final = "drill"
 STOPPED: Final = "stopped"
+DIGEST: Final = "digest"
 HeldBy = Literal[
     "silence",
     "inhibition",
@@ -119,7 +120,8 @@ class Delivery(Data):
         description="why it is sent: the issue is `new`, `worse`, `resolved` or `acknowledged` by "
         "a person, this is a `repeat`, a `drill`, or `late`: the first notice, because an earlier "
         "one was held, or `stopped`: its message is edited, since the stop of its run has ended; "
-        "empty in entries of earlier releases",
+        "`digest`: it is about no issue, and `issue_id` is that of the interval; empty in entries "
+        "of earlier releases",
     )
     severity: Severity | None = Field(default=None, description="of the issue in this state")
     group: Word = Field(
@@ -185,7 +187,7 @@ class Delivery(Data):
         first.
         """
         about: str = self.issue_state
-        if self.occasion in (ACKNOWLEDGED, LATE, STOPPED):
+        if self.occasion in (ACKNOWLEDGED, LATE, STOPPED, DIGEST):
             about = self.occasion
         elif self.occasion == REPEAT:
             about = f"{self.issue_state}/repeat/{self.repeat}"

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 import tocsin.schemas.records.configurations
 import tocsin.schemas.records.deliveries
+import tocsin.schemas.records.digests
 import tocsin.schemas.records.feedback
 import tocsin.schemas.records.issues
 import tocsin.schemas.records.program_facts

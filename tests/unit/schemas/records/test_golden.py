@@ -17,6 +17,7 @@ from tocsin.schemas.errors import SignatureError
 from tocsin.schemas.records.configurations import ConfigurationRefused
 from tocsin.schemas.records.dead_letters import DeadLetter
 from tocsin.schemas.records.deliveries import Attempt, Delivery
+from tocsin.schemas.records.digests import Digest, DigestRun
 from tocsin.schemas.records.events import EVENT_TYPES, Data, Event
 from tocsin.schemas.records.feedback import (
     FeedbackAcknowledged,
@@ -315,6 +316,19 @@ EVENTS: dict[str, Data] = {
         at_ms=1795258072300,
         problems=("tocsin.yaml:5:5: unknown rule 'größe'", "tocsin.yaml:9:1: unknown section 'x'"),
         more=3,
+    ),
+    "tocsin.digest-v1": Digest(
+        receiver="vision-mail",
+        from_ms=1795219200000,
+        until_ms=1795305600000,
+        runs=(
+            DigestRun(run_id="gpt-1", state="running", last_step=1200, last_loss=math.nan),
+            DigestRun(run_id="gpt-0", state="ended", outcome="completed"),
+        ),
+        more_runs=3,
+        issues=2,
+        open=1,
+        suppressed={"silence": 2, "shadow": 1},
     ),
     "tocsin.feedback.acknowledged-v1": FeedbackAcknowledged.model_validate(FEEDBACK),
     "tocsin.feedback.resolved-v1": FeedbackResolved.model_validate(

@@ -78,6 +78,10 @@ class Chat(ReceiverKind[ChatReceiver, ChatTarget]):
         """See `ReceiverKind`."""
         return target is not None and target.editable is not None
 
+    def digests(self, config: ChatReceiver) -> bool:
+        """See `ReceiverKind`."""
+        return True
+
     def shows_question(self, config: ChatReceiver) -> bool:
         """See `ReceiverKind`: a text of the user's own may leave it out."""
         return config.template is None or names_actions(config.template)

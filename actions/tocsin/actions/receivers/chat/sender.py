@@ -91,7 +91,7 @@ class ChatSender:
                 return replace(edited if told is None else told, handle=handle)
             # It is gone, or may not be edited any more.
         posted = await self._ask(chat, chat.post(text))
-        if _good(posted) and posted.handle is not None and chat.threads:
+        if _good(posted) and posted.handle is not None and chat.threads and not message.digest:
             # It is there; what is missing in its thread must not bring it a second time.
             evidence = clip(escaped(url, message.text()), chat.longest)
             await self._ask(chat, chat.post(evidence, to=posted.handle, loud=False))
@@ -131,7 +131,8 @@ def body_of(message: Message) -> str:
     lines += [f"{row.label}: {clip(row.value, 150)}" for row in others[:_OTHERS]]
     if len(others) > _OTHERS:
         lines.append(f"and {len(others) - _OTHERS} more: tocsin issues")
-    lines += [f"{row.label}: {clip(row.value, 300)}" for row in message.rows if row.label in _ROWS]
+    shown = [row for row in message.rows if row.label in _ROWS or message.digest]
+    lines += [f"{row.label}: {clip(row.value, 300)}" for row in shown]
     return clip("\n".join(lines), _BODY)
 
 

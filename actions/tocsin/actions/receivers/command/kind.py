@@ -24,6 +24,7 @@ from tocsin.actions.receivers.command.config import CommandReceiver
 from tocsin.actions.receivers.kind import ReceiverContext, ReceiverKind
 from tocsin.schemas.configuration.settings import value_of
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.records.deliveries import DIGEST
 
 AT_ONCE: Final = 4
 _KEPT: Final = ("HOME", "LANG", "LC_ALL", "PATH", "TZ", "USER")
@@ -76,6 +77,10 @@ class Command(ReceiverKind[CommandReceiver, CommandTarget]):
             folder=context.folder,
         )
 
+    def digests(self, config: CommandReceiver) -> bool:
+        """See `ReceiverKind`."""
+        return True
+
     def sender(self, context: ReceiverContext) -> CommandSender:
         """One for all commands."""
         return CommandSender()
@@ -90,12 +95,10 @@ class CommandSender:
         Raises:
             RecordError: the notice holds no issue.
         """
-        issue = issue_of(notice.delivery)
-        about = {
-            "TOCSIN_DELIVERY_ID": notice.delivery.delivery_id,
-            "TOCSIN_ISSUE_ID": issue.issue_id,
-            "TOCSIN_ISSUE_STATE": issue.state,
-        }
+        about = {"TOCSIN_DELIVERY_ID": notice.delivery.delivery_id}
+        if notice.delivery.occasion != DIGEST:
+            issue = issue_of(notice.delivery)
+            about |= {"TOCSIN_ISSUE_ID": issue.issue_id, "TOCSIN_ISSUE_STATE": issue.state}
         try:
             process = await asyncio.create_subprocess_exec(
                 *target.run,

@@ -43,6 +43,7 @@ _COLOURS: Final = {
     "WARNING": "#9a5b00",
     "INFO": "#1f5fa8",
     "RESOLVED": "#1e6b3a",
+    "DIGEST": "#1e6b3a",
 }
 
 
@@ -83,8 +84,9 @@ def mail_of(message: Message, envelope: Envelope, picture: bytes | None = None) 
     mail["Auto-Submitted"] = "auto-generated"
     if message.word == "CRITICAL":
         mail["Importance"] = "high"
-    mail["X-Tocsin-Issue"] = message.issue_id
-    mail["X-Tocsin-Run"] = message.run_id
+    if not message.digest:
+        mail["X-Tocsin-Issue"] = message.issue_id
+        mail["X-Tocsin-Run"] = message.run_id
     mail.set_content(message.text())
     shown = picture is not None
     mail.add_alternative(html_of(message, f"cid:{PICTURE}" if shown else None), subtype="html")

@@ -52,6 +52,10 @@ class Email(ReceiverKind[EmailReceiver, EmailTarget]):
         )
         return EmailTarget(name=name, to=config.to, server=server, sender=config.sender)
 
+    def digests(self, config: EmailReceiver) -> bool:
+        """See `ReceiverKind`."""
+        return True
+
     def shows_question(self, config: EmailReceiver) -> bool:
         """See `ReceiverKind`: the message has all details."""
         return True

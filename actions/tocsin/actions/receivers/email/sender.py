@@ -18,6 +18,7 @@ from tocsin.actions.receivers.message import Message, message_for
 from tocsin.actions.receivers.picture import Plotter, drawing_of
 from tocsin.actions.receivers.recipients import PartialRecipients
 from tocsin.schemas.ids import delivery_id
+from tocsin.schemas.records.deliveries import DIGEST
 
 if TYPE_CHECKING:
     import aiosmtplib
@@ -73,7 +74,9 @@ class EmailSender:
             to=target.to,
             delivery_id=identity,
             sent_ms=min(one.created_ms for one in (delivery, *notice.others)),
-            answers=tuple(first for first in firsts if first != identity),
+            answers=()
+            if delivery.occasion == DIGEST
+            else tuple(first for first in firsts if first != identity),
             id_domain=target.sender.rpartition("@")[2] if target.sender else ID_DOMAIN,
         )
         mail = mail_of(message, envelope, await self._picture(message)).as_bytes()

@@ -17,6 +17,10 @@ class EventBridge(AwsKind[EventBridgeReceiver]):
     config = EventBridgeReceiver
     called = "a receiver of the type eventbridge"
 
+    def digests(self, config: EventBridgeReceiver) -> bool:
+        """See `ReceiverKind`."""
+        return True
+
     def target(self, name: str, config: EventBridgeReceiver, context: ReceiverContext) -> AwsTarget:
         """The event bus."""
         request = partial(put_event, config.event_bus)

@@ -17,6 +17,10 @@ class LambdaFunction(AwsKind[LambdaReceiver]):
     config = LambdaReceiver
     called = "a receiver of the type lambda"
 
+    def digests(self, config: LambdaReceiver) -> bool:
+        """See `ReceiverKind`."""
+        return True
+
     def target(self, name: str, config: LambdaReceiver, context: ReceiverContext) -> AwsTarget:
         """The function, by name or ARN, with `:ALIAS` if it has one."""
         request = partial(invoke, config.function)

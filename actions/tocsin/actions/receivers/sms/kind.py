@@ -66,6 +66,10 @@ class Sms(ReceiverKind[SmsReceiver, SmsTarget]):
         """See `ReceiverKind`."""
         return True
 
+    def digests(self, config: SmsReceiver) -> bool:
+        """See `ReceiverKind`."""
+        return True
+
     def shows_question(self, config: SmsReceiver) -> bool:
         """See `ReceiverKind`: only a text of the user's own has it."""
         return names_actions(config.template)

@@ -20,6 +20,10 @@ class Sqs(AwsKind[SqsReceiver]):
     config = SqsReceiver
     called = "a receiver of the type sqs"
 
+    def digests(self, config: SqsReceiver) -> bool:
+        """See `ReceiverKind`."""
+        return True
+
     def target(self, name: str, config: SqsReceiver, context: ReceiverContext) -> AwsTarget:
         """The queue."""
         request = partial(send_message, config.queue)

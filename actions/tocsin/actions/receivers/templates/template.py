@@ -22,6 +22,7 @@ from tocsin.actions.receivers.templates.config import Language, TemplateConfig
 from tocsin.actions.receivers.templates.fields import LISTS, MAPPINGS, fields_of, sample_fields
 from tocsin.schemas.configuration.problems import Loc, Problem, did_you_mean
 from tocsin.schemas.errors import ConfigurationError, MalformedRecord, require_extra
+from tocsin.schemas.records.deliveries import DIGEST
 
 if TYPE_CHECKING:
     from jinja2 import nodes
@@ -148,7 +149,7 @@ def words_of(template: Template | None, notice: Notice, standard: str) -> str:
     Raises:
         RecordError: the notice holds no issue.
     """
-    if template is None:
+    if template is None or notice.delivery.occasion == DIGEST:
         return standard
     fields = fields_of(notice)
     try:

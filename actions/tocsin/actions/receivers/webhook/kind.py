@@ -77,6 +77,10 @@ class Webhook(ReceiverKind[WebhookReceiver, WebhookTarget]):
             else tls_context(config.tls, folder=context.folder, what=what),
         )
 
+    def digests(self, config: WebhookReceiver) -> bool:
+        """See `ReceiverKind`."""
+        return config.template is None and config.body != "alertmanager-v4"
+
     def shows_question(self, config: WebhookReceiver) -> bool:
         """See `ReceiverKind`: a CloudEvent is the issue alone."""
         return config.body == "alertmanager-v4" or names_actions(config.template)

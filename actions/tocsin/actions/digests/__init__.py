@@ -1,0 +1,1 @@
+"""Digests: that all is well, told to receivers once in an interval."""

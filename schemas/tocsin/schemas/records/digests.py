@@ -1,0 +1,60 @@
+"""What a digest tells a receiver: that all is well, once in an interval."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+from pydantic import Field
+
+from tocsin.schemas.records.events import EVENT_TYPES, Data, Model, example
+from tocsin.schemas.records.fields import Many, Mapped, Millis, RunId, Step, Whole, Word
+from tocsin.schemas.records.real import Real
+from tocsin.schemas.records.runs import Outcome, RunState
+
+MOST_RUNS: Final = 20
+"""Of more runs, those that started last are named."""
+
+
+class DigestRun(Model):
+    """One run of the interval, in its newest state."""
+
+    run_id: RunId
+    state: RunState
+    outcome: Outcome | None = None
+    last_step: Step | None = None
+    last_loss: Real | None = None
+
+
+@EVENT_TYPES.register
+class Digest(Data):
+    """What has happened from `from_ms` until `until_ms`; it is in a delivery, and sent as it is.
+
+    Issues of the severity `info` are not counted.
+    """
+
+    model_config = example(
+        receiver="vision-mail",
+        from_ms=1795219200000,
+        until_ms=1795305600000,
+        runs=[{"run_id": "gpt-2026-11-21", "state": "running", "last_step": 1200}],
+        suppressed={"silence": 2},
+    )
+
+    event_type: ClassVar[str] = "tocsin.digest"
+
+    receiver: Word = Field(max_length=100)
+    from_ms: Millis
+    until_ms: Millis
+    runs: Many[DigestRun] = Field(default=(), max_length=MOST_RUNS)
+    more_runs: Whole = Field(default=0, description="how many runs are not listed")
+    issues: Whole = Field(default=0, description="that started in the interval")
+    open: Whole = Field(default=0, description="issues of running runs that are not over")
+    sent: Whole = Field(default=0, description="notices that the receiver got in the interval")
+    suppressed: Mapped[Whole] = Field(
+        default_factory=dict, description="how many notices and stops each cause has held"
+    )
+
+    @property
+    def all_runs(self) -> int:
+        """How many runs there were."""
+        return len(self.runs) + self.more_runs
