@@ -117,9 +117,7 @@ def build_actions_service(
         decisions = decisions_of(config, routing, limited=not embedded)
         answers = AnswerLinks(config.public_url, key) if links else AnswerLinks()
         digests = digests_of(config, routing)
-        return Setup(
-            decisions, queues, failures, receivers.close, answers, config.prices, digests
-        )
+        return Setup(decisions, queues, failures, receivers.close, answers, config.prices, digests)
 
     def find_queue(name: str) -> ReceiverQueue | None:
         found = None if addresses is None else addresses.find(name)

@@ -38,8 +38,11 @@ class DueDigest:
 
     @classmethod
     def last(cls, receiver: str, run_id: str, every_ms: int, now_ms: int) -> DueDigest:
-        """The digest of the last interval that is over. Intervals start at midnight UTC, if that can be:
-        so they are the same for all workers, and after a restart."""
+        """The digest of the last interval that is over.
+
+        Intervals start at midnight UTC, if they divide a day: the same for all workers, and after a
+        restart.
+        """
         until_ms = now_ms // every_ms * every_ms
         return cls(receiver, run_id, until_ms - every_ms, until_ms)
 
