@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypedDict
 
-from tocsin.emitter.process import runtime_folder
+from tocsin.emitter.process import runtime_folder, scheduler
 from tocsin.emitter.process.environment import JOB_ID, LAUNCHER, RUN_ID, RUNTIME_DIR
 from tocsin.schemas import monotonic_clock
 from tocsin.schemas.ids import check_run_id, incarnation_id, new_id
@@ -29,7 +29,8 @@ from tocsin.schemas.records.frames import Speaker
 MAX_TRAININGS: Final = 100_000
 
 REQUEUE: Final = 1000
-"""What a requeue by Slurm adds to the restart count: more than torchelastic ever restarts."""
+"""What a requeue by Slurm or a retry by Batch adds to the restart count: more than torchelastic
+ever restarts."""
 
 LAUNCHES_KEPT_S: Final = 60 * 86_400.0
 """How long a launch within a Slurm step stays counted, after which that step is over."""
@@ -107,9 +108,10 @@ class Identity:
 
 
 def scheduler_job(environ: Mapping[str, str]) -> str | None:
-    """The id that Slurm, torchelastic or a Kubernetes operator gave this job; None outside of them.
+    """The id that Slurm, torchelastic, SageMaker, AWS Batch, Ray or a Kubernetes operator gave this
+    job; None outside of them.
 
-    It stays the same for all launches in one allocation or pod.
+    It stays the same for all launches in one allocation, pod or job.
     """
     slurm = environ.get("SLURM_JOB_ID")
     if slurm:
@@ -120,7 +122,22 @@ def scheduler_job(environ: Mapping[str, str]) -> str | None:
     # torchrun without --rdzv-id says the literal "none" on every machine.
     if elastic and elastic != "none":
         return f"torchelastic-{elastic}"
-    return _kubernetes_job(environ)
+    return _submitted_job(environ) or _kubernetes_job(environ)
+
+
+def _submitted_job(environ: Mapping[str, str]) -> str | None:
+    """The job that was submitted to Ray, SageMaker or Batch; equal on all its nodes.
+
+    Ray's own job ids count from 1 in each cluster: these tell no two jobs apart.
+    """
+    for job, name in (
+        (scheduler.ray(environ), "submission"),
+        (scheduler.sagemaker(environ), "job"),
+        (scheduler.batch(environ), "job"),
+    ):
+        if job is not None and name in job.names:
+            return f"{job.kind}-{job.names[name]}"
+    return None
 
 
 def _kubernetes_job(environ: Mapping[str, str]) -> str | None:
@@ -165,10 +182,10 @@ def launch_job_id(environ: Mapping[str, str]) -> str:
     given = environ.get(JOB_ID)
     if given and not environ.get(LAUNCHER):
         return given[:200]
-    scheduler = scheduler_job(environ)
-    if scheduler is None:
+    found = scheduler_job(environ)
+    if found is None:
         return new_id()
-    return f"{scheduler[:150]}/{_launch_in_step(environ) or new_id()}"
+    return f"{found[:150]}/{_launch_in_step(environ) or new_id()}"
 
 
 def _launch_in_step(environ: Mapping[str, str]) -> str | None:
@@ -221,13 +238,15 @@ def resolve_job_id(environ: Mapping[str, str]) -> str:
 
 
 def restart_count(environ: Mapping[str, str]) -> int:
-    """Which life of this job it is: torchelastic's restarts, and `REQUEUE` for each of Slurm's.
+    """Which life of this job it is: torchelastic's restarts, and `REQUEUE` for each of Slurm's, or
+    each attempt of AWS Batch after the first.
 
-    torchelastic begins at 0 again when Slurm has started the job anew, and only its workers see its
+    torchelastic begins at 0 again when the job was started anew, and only its workers see its
     count: without both, the ranks of the second life would speak as those of the first.
     """
     elastic = _number(environ.get("TORCHELASTIC_RESTART_COUNT", ""))
     requeued = _number(environ.get("SLURM_RESTART_COUNT", ""))
+    requeued += max(0, _number(environ.get("AWS_BATCH_JOB_ATTEMPT", "")) - 1)
     return requeued * REQUEUE + min(elastic, REQUEUE - 1)
 
 

@@ -5,6 +5,7 @@ With these names `tocsin actions` can ask the scheduler to end exactly this job.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -23,9 +24,13 @@ def scheduler_of(environ: Mapping[str, str]) -> SchedulerJob | None:
 
 def given(environ: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
     """The names that are in the environment, by name: `variables` says in which variable each is.
-    What is empty or too long is left out."""
+    What is empty, too long or not printable is left out."""
     found = {name: environ.get(variable, "").strip() for name, variable in variables.items()}
-    return {name: value for name, value in found.items() if 0 < len(value) <= MAX_SCHEDULER_NAME}
+    return {
+        name: value
+        for name, value in found.items()
+        if 0 < len(value) <= MAX_SCHEDULER_NAME and value.isprintable()
+    }
 
 
 def slurm(environ: Mapping[str, str]) -> SchedulerJob | None:
@@ -47,5 +52,47 @@ def slurm(environ: Mapping[str, str]) -> SchedulerJob | None:
     return SchedulerJob(kind="slurm", names={"restarts": "0", **names})
 
 
-_SCHEDULERS: Final[Sequence[Callable[[Mapping[str, str]], SchedulerJob | None]]] = (slurm,)
+def sagemaker(environ: Mapping[str, str]) -> SchedulerJob | None:
+    """A training job of SageMaker. `job` is its exact name; the ARN has it in lower case."""
+    names = given(environ, {"job": "TRAINING_JOB_NAME", "arn": "TRAINING_JOB_ARN"})
+    # Local mode has no ARN, and no job at SageMaker.
+    if len(names) < 2:
+        return None
+    return SchedulerJob(kind="sagemaker", names={**names, **given(environ, _REGION)})
+
+
+def batch(environ: Mapping[str, str]) -> SchedulerJob | None:
+    """A job of AWS Batch, or a child of an array job (`ID:INDEX`). `attempt` counts from 1."""
+    names = given(environ, {"job": "AWS_BATCH_JOB_ID", "attempt": "AWS_BATCH_JOB_ATTEMPT"})
+    if "job" not in names:
+        return None
+    # A node of a multi-node job is `ID#INDEX`; the job ends on all its nodes.
+    names["job"] = names["job"].partition("#")[0]
+    return SchedulerJob(kind="batch", names={**names, **given(environ, _REGION)})
+
+
+def ray(environ: Mapping[str, str]) -> SchedulerJob | None:
+    """A job of Ray. A driver that was submitted knows its submission id, and has no job id before
+    it connects; a worker knows only the job id."""
+    names = given(environ, {"job": "RAY_JOB_ID"})
+    try:
+        config = json.loads(environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", ""))
+    except (ValueError, RecursionError):
+        config = None
+    match config:
+        case {"metadata": {"job_submission_id": str(submission)}}:
+            names |= given({"id": submission}, {"submission": "id"})
+    if not names:
+        return None
+    return SchedulerJob(kind="ray", names={**names, **given(environ, {"address": "RAY_ADDRESS"})})
+
+
+_REGION: Final = {"region": "AWS_REGION"}
+
+_SCHEDULERS: Final[Sequence[Callable[[Mapping[str, str]], SchedulerJob | None]]] = (
+    ray,
+    slurm,
+    sagemaker,
+    batch,
+)
 """The innermost first: a Ray job in a pod is ended by Ray, for the pod is others' too."""

@@ -120,6 +120,34 @@ def test_kubernetes(environ: dict[str, str], job: str | None) -> None:
     assert scheduler_job(environ) is None
 
 
+@pytest.mark.parametrize(
+    ("environ", "job"),
+    [
+        ({"TRAINING_JOB_NAME": "Run-1", "TRAINING_JOB_ARN": "arn:…"}, "sagemaker-Run-1"),
+        ({"AWS_BATCH_JOB_ID": "4c6b:17"}, "batch-4c6b:17"),
+        # All nodes of a multi-node job are one run.
+        ({"AWS_BATCH_JOB_ID": "4c6b#0"}, "batch-4c6b"),
+        ({"RAY_JOB_CONFIG_JSON_ENV_VAR": '{"metadata": {"job_submission_id": "a"}}'}, "ray-a"),
+        # Each cluster counts its jobs from 1.
+        ({"RAY_JOB_ID": "02000000"}, None),
+        ({"AWS_BATCH_JOB_ID": "4c6b", "TORCHELASTIC_RUN_ID": "x"}, "torchelastic-x"),
+    ],
+)
+def test_jobs_that_were_submitted(environ: dict[str, str], job: str | None) -> None:
+    assert scheduler_job(environ) == job
+
+
+def test_the_attempts_of_a_batch_job_are_lives_of_their_own() -> None:
+    # Even if the job's definition sets the id by hand, for its nodes.
+    by_hand = {JOB_ID: "of all attempts", "AWS_BATCH_JOB_ID": "4c6b"}
+    lives = [
+        of({**by_hand, "AWS_BATCH_JOB_ATTEMPT": attempt, "TORCHELASTIC_RESTART_COUNT": restarts})
+        for attempt, restarts in (("1", "0"), ("1", "1"), ("2", "0"), ("2", "1"))
+    ]
+    assert len({one.incarnation for one in lives}) == 4
+    assert [one.restart_count for one in lives] == [0, 1, 1000, 1001]
+
+
 def test_start_twice_in_one_allocation_is_two_incarnations(
     tmp_path: Path, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
+
 from tocsin.emitter.process.scheduler import scheduler_of
 from tocsin.schemas.records.runs import MAX_SCHEDULER_NAME, SchedulerJob
 
@@ -41,3 +45,66 @@ def test_what_no_scheduler_can_have_given_is_left_out() -> None:
     job = scheduler_of({"SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": long})
     assert job is not None
     assert set(job.names) == {"job", "restarts"}
+    unreadable = scheduler_of({"SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": "a\udc80"})
+    assert unreadable is not None
+    assert set(unreadable.names) == {"job", "restarts"}
+
+
+ARN = "arn:aws:sagemaker:eu-central-1:123456789012:training-job/run-1"
+
+
+def test_a_training_job_of_sagemaker_is_named_by_its_exact_name_and_its_arn() -> None:
+    environ = {"TRAINING_JOB_NAME": "Run-1", "TRAINING_JOB_ARN": ARN}
+    names = {"job": "Run-1", "arn": ARN}
+    assert scheduler_of(environ) == SchedulerJob(kind="sagemaker", names=names)
+    assert scheduler_of({**environ, "AWS_REGION": "eu-central-1"}) == SchedulerJob(
+        kind="sagemaker", names={**names, "region": "eu-central-1"}
+    )
+    # Local mode: SageMaker has no such job.
+    assert scheduler_of({"TRAINING_JOB_NAME": "Run-1"}) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "job"), [("4c6b", "4c6b"), ("4c6b:17", "4c6b:17"), ("4c6b#1", "4c6b")]
+)
+def test_a_job_of_batch_is_named_by_its_id_and_attempt(found: str, job: str) -> None:
+    environ = {"AWS_BATCH_JOB_ID": found, "AWS_BATCH_JOB_ATTEMPT": "2", "AWS_REGION": "us-west-2"}
+    names = {"job": job, "attempt": "2", "region": "us-west-2"}
+    assert scheduler_of(environ) == SchedulerJob(kind="batch", names=names)
+
+
+def test_a_job_of_ray_is_named_by_its_submission() -> None:
+    metadata = {"job_submission_id": "raysubmit_Ab12", "job_name": "x"}
+    driver = {
+        "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {}, "metadata": metadata}),
+        "RAY_ADDRESS": "10.0.0.1:6379",
+    }
+    assert scheduler_of(driver) == SchedulerJob(
+        kind="ray", names={"submission": "raysubmit_Ab12", "address": "10.0.0.1:6379"}
+    )
+    assert scheduler_of({"RAY_JOB_ID": "02000000"}) == SchedulerJob(
+        kind="ray", names={"job": "02000000"}
+    )
+    # Ray in an allocation of Slurm ends the job without ending the cluster.
+    inner = scheduler_of({**driver, "SLURM_JOB_ID": "4711"})
+    assert inner is not None
+    assert inner.kind == "ray"
+    # An address alone is where somebody would submit to.
+    assert scheduler_of({"RAY_ADDRESS": "http://ray:8265"}) is None
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "",
+        "{",
+        "[" * 100_000,
+        "[]",
+        '{"metadata": []}',
+        '{"metadata": {"job_submission_id": 7}}',
+        '{"metadata": {"job_submission_id": "\\ud800"}}',
+        '{"metadata": {}}',
+    ],
+)
+def test_a_job_configuration_that_cannot_be_read_is_none(config: str) -> None:
+    assert scheduler_of({"RAY_JOB_CONFIG_JSON_ENV_VAR": config}) is None
