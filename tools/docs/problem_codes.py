@@ -57,6 +57,7 @@ PROBLEM_CODES: Final[Mapping[str, str]] = {
 """With any of them the file cannot be used."""
 
 WARNING_CODES: Final[Mapping[str, str]] = {
+    "grace_of_backend": "A backend gives that grace only to jobs that were submitted with it.",
     "grace_of_target": "A stop gives its job more time than a backend that may have to end it.",
     "no_rules": "No rule is on.",
     "question_not_shown": "The receiver that is to ask people for approval shows no question.",

@@ -69,3 +69,8 @@ def grace_problems(config: TargetConfig, most: timedelta, why: str, loc: Loc) ->
         limit = format_duration(most)
         message = f"expected at most {limit}: {why}"
         yield Problem((*loc, "grace"), message, hint=f"grace: {limit}")
+
+
+def warning(loc: Loc, code: str, message: str, hint: str) -> Problem:
+    """What works, though hardly as meant."""
+    return Problem(loc, message, code, hint)

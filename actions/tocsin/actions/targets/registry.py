@@ -16,6 +16,8 @@ GROUP: Final = "tocsin.stop_targets"
 BUILT_IN: Final[Mapping[str, str]] = {
     "sagemaker": "tocsin.actions.targets.sagemaker.kind:SageMaker",
     "batch": "tocsin.actions.targets.batch.kind:Batch",
+    "ray": "tocsin.actions.targets.ray_job.kind:Ray",
+    "webhook": "tocsin.actions.targets.webhook.kind:Webhook",
 }
 """By the `type` of the configuration."""
 

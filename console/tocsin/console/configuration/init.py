@@ -106,6 +106,7 @@ secrets:
   #hook-url: {env: TOCSIN_HOOK_URL, optional: true}
   #hook-key: {env: TOCSIN_HOOK_KEY}
   #hook-key-before: {env: TOCSIN_HOOK_KEY_BEFORE, optional: true}
+  #ray-token: {file: secrets/ray-token}
   #mail-password: {env: TOCSIN_MAIL_PASSWORD}
   #slack-url: {env: TOCSIN_SLACK_URL}
   #pagerduty-key: {env: TOCSIN_PAGERDUTY_KEY}
@@ -304,6 +305,17 @@ targets:
   # With the machine's AWS credentials.
   #ml-training: {type: sagemaker, region: eu-central-1, grace: 120s, confirm_within: 10m}
   #ml-batch: {type: batch, region: eu-central-1}
+  # The dashboard of a Ray cluster, with its token where it has one.
+  #ray-a: {type: ray, address: "https://ray.example.com:8265", token: {secret: ray-token}, tls: {}}
+  # A service of your own, which is asked by a signed request and then for the state of the job.
+  #ops:
+  #  type: webhook
+  #  url: https://jobs.example.com/stop
+  #  status_url: https://jobs.example.com/status
+  #  sign: {key: {secret: hook-key}}
+  #  headers: {x-tenant: vision}
+  #  tls: {}
+  #  schedulers: [lsf]
 
 # Which targets may end the jobs of which runs. Default: none. match: labels of the run, and run:
 # its id; {} matches every run.

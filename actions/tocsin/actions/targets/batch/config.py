@@ -13,7 +13,7 @@ from tocsin.schemas.configuration.values import Duration
 
 
 class BatchTarget(TargetConfig):
-    """Ends jobs of AWS Batch, with the machine's AWS credentials; needs the extra `actions`."""
+    """Ends jobs of AWS Batch, with the machine's AWS credentials."""
 
     type: Literal["batch"] = Field(examples=["batch"])
     """The kind of target."""

@@ -23,6 +23,7 @@ from tocsin.actions.targets.answers import (
     not_seen,
     stop_asked,
     succeeded,
+    warning,
     why_another,
     word,
 )
@@ -56,11 +57,11 @@ class Ray(TargetKind[RayTarget]):
         """A grace that Ray gives only to jobs which were submitted with it."""
         if config.grace > GRACE:
             seconds = -(-config.grace // timedelta(seconds=1))
-            yield Problem(
+            yield warning(
                 (*loc, "grace"),
+                "grace_of_backend",
                 f"Ray kills a job {format_duration(GRACE)} after SIGTERM, unless it was submitted "
                 f"with RAY_JOB_STOP_WAIT_TIME_S={seconds}",
-                "grace_of_backend",
                 f"ray job submit --runtime-env-json "
                 f'\'{{"env_vars": {{"RAY_JOB_STOP_WAIT_TIME_S": "{seconds}"}}}}\'',
             )

@@ -13,8 +13,7 @@ from tocsin.schemas.configuration.values import Duration
 
 
 class SageMakerTarget(TargetConfig):
-    """Ends SageMaker training jobs, with the machine's AWS credentials; needs the extra
-    `actions`."""
+    """Ends SageMaker training jobs, with the machine's AWS credentials."""
 
     type: Literal["sagemaker"] = Field(examples=["sagemaker"])
     """The kind of target."""
