@@ -26,6 +26,9 @@ from tocsin.actions.receivers.kind import ReceiverContext
 from tocsin.actions.receivers.notify_option import parse_addresses
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.receivers.run_addresses import ReadAddresses, RunAddresses
+from tocsin.actions.targets.build import Targets, backend_stops
+from tocsin.actions.targets.kind import TargetContext
+from tocsin.actions.targets.registry import TargetKinds
 from tocsin.bus.port import Bus
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.worker import no_crash
@@ -88,21 +91,26 @@ def build_actions_service(
     named = {address.name: address.config for address in parse_addresses(notify).values()}
     stops = StopPublisher(bus, topics, key)
     guard = AddressGuard(private=embedded, allow=parse_networks(allow_cidr))
-    known = kinds or ReceiverKinds()
+    known, ends = kinds or ReceiverKinds(), TargetKinds()
     opened: Receivers
 
     def set_up(config: Config, secrets: Mapping[str, SecretStr], config_path: Path | None) -> Setup:
         nonlocal opened
+        folder = Path.cwd() if config_path is None else folder_of(config_path)
+        own = os.environ if environ is None else environ
         receivers = Receivers(
             ReceiverContext(
                 secrets=secrets,
                 guard=guard,
-                folder=Path.cwd() if config_path is None else folder_of(config_path),
-                environ=os.environ if environ is None else environ,
+                folder=folder,
+                environ=own,
                 software=software,
                 commands=frozenset(allow_command),
             ),
             known,
+        )
+        targets = Targets(
+            TargetContext(secrets=secrets, guard=guard, folder=folder, environ=own), ends
         )
         routing = routing_of(
             config,
@@ -111,13 +119,24 @@ def build_actions_service(
             addresses=addresses,
             stops_off=None if stop else "stops are switched off (--no-stop)",
         )
-        queues = {STOP: stops.queue(), **receivers.open({**config.receivers, **named})}
+        queues = {
+            STOP: stops.queue(),
+            **receivers.open({**config.receivers, **named}),
+            **targets.open(config.targets),
+        }
         opened = receivers
         failures = FailureReports.from_config(config)
         decisions = decisions_of(config, routing, limited=not embedded)
         answers = AnswerLinks(config.public_url, key) if links else AnswerLinks()
         digests = digests_of(config, routing)
-        return Setup(decisions, queues, failures, receivers.close, answers, config.prices, digests)
+        backends = backend_stops(config, ends, routing.place)
+
+        async def close() -> None:
+            await receivers.close()
+            await targets.close()
+
+        prices = config.prices
+        return Setup(decisions, queues, failures, close, answers, prices, digests, backends)
 
     def find_queue(name: str) -> ReceiverQueue | None:
         found = None if addresses is None else addresses.find(name)

@@ -26,6 +26,7 @@ BUS_AWAY: Final = "tocsin_bus_unavailable_total"
 PARTITIONS: Final = "tocsin_partitions"
 DELIVERIES: Final = "tocsin_deliveries_total"
 ATTEMPTS: Final = "tocsin_delivery_attempts_total"
+BACKENDS: Final = "tocsin_backend_stop_attempts_total"
 PENDING: Final = "tocsin_deliveries_pending"
 SUSPENDED: Final = "tocsin_receiver_suspended"
 LINKS: Final = "tocsin_answer_links_total"
@@ -79,6 +80,11 @@ METRICS: Final[Mapping[str, Metric]] = {
         "Deliveries that reached a final state, by kind and state", "kind", "state"
     ),
     ATTEMPTS: _counter("Attempts to deliver, by kind", "kind"),
+    BACKENDS: _counter(
+        "Attempts to end a job through its backend, by target and what it shows of the job",
+        "target",
+        "shows",
+    ),
     PENDING: Metric("gauge", "Deliveries that are not final", ()),
     SUSPENDED: Metric(
         "gauge",

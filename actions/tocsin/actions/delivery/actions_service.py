@@ -23,7 +23,7 @@ from tocsin.actions.delivery.notices import Notices
 from tocsin.actions.delivery.planner import Intent, Planner
 from tocsin.actions.delivery.receiver_queues import Attempted, Notice, ReceiverQueue, ReceiverQueues
 from tocsin.actions.delivery.retry import Decision, RetryPolicy
-from tocsin.actions.delivery.setup import SetUp, Setup
+from tocsin.actions.delivery.setup import InThread, SetUp, Setup
 from tocsin.actions.delivery.stop_decisions import StopDecisions
 from tocsin.actions.digests.digests import Digests, ReadDigest
 from tocsin.bus.port import BusUnavailable, Outgoing, Partition, Record
@@ -51,9 +51,6 @@ logger = logging.getLogger(__name__)
 
 _NOT_OURS_MS: Final = 2_000
 _AFTER_A_BUG_MS: Final = 60_000
-
-InThread = Callable[[Callable[[], None]], Awaitable[None]]
-"""Runs a call in the worker's thread."""
 
 
 class ActionsService(Service):
@@ -110,7 +107,7 @@ class ActionsService(Service):
         self._planner = Planner(
             setup.decisions, self._ledger, self._queues.acknowledges, self._control, self._runs
         )
-        self._stops = StopDecisions(self._ledger, self._runs, self._control)
+        self._stops = StopDecisions(self._ledger, self._runs, self._control, setup.backends)
         issues = (topics.issues,) if self._planner.needs_issues else ()
         self.restores = (topics.actions, *issues)
         self._silences_over: list[Outgoing] = []
@@ -282,6 +279,7 @@ class ActionsService(Service):
 
     def _decide_by(self, setup: Setup) -> None:
         self._planner.use(setup.decisions)
+        self._stops.backends = setup.backends
         self._writer.failures = setup.failures
         self._digests.receivers = setup.digests
 
@@ -356,16 +354,18 @@ class ActionsService(Service):
             self._writer.change(self._notices.continued(before, now_ms, result.instead), now_ms)
             return
         if result.outcome is None:
-            change = (before, self._stops.gave_up(before, now_ms))
-            self._writer.change(self._notices.ended([change], now_ms), now_ms)
+            gave_up = self._stops.gave_up(before, now_ms)
+            self._writer.change(self._notices.ended([gave_up], now_ms), now_ms)
             return
+        entry, decision = self._stops.answered(before, result.outcome, now_ms)
         delivery = self._ledger.attempted(
-            before,
+            entry,
             result.outcome,
             at_ms=result.at_ms,
             duration_ms=result.duration_ms,
             now_ms=now_ms,
             suspended_until_ms=result.suspended_until_ms,
+            decision=decision,
         )
         self._metrics.add(names.ATTEMPTS, kind=delivery.kind)
         if delivery.final:
@@ -431,7 +431,7 @@ class ActionsService(Service):
             self._ledger.hold(delivery, waiting)
             return
         alone = (delivery.delivery_id,)
-        if delivery.kind == STOP and stops.sent_no_more(delivery, now_ms):
+        if delivery.kind == STOP and self._stops.is_to_check(delivery, now_ms):
             self._report(Attempted(alone, None, now_ms))
             return
         instead = (

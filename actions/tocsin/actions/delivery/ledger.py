@@ -223,10 +223,11 @@ class Ledger:
         duration_ms: int,
         now_ms: int,
         suspended_until_ms: int | None = None,
+        decision: Decision | None = None,
     ) -> Delivery:
-        """The entry after an attempt."""
+        """The entry after an attempt; `decision` is what it means, if that was decided already."""
         attempts = old.attempts + 1
-        decision = decide(
+        decision = decision or decide(
             outcome,
             # So all that is in one message is tried again at one time.
             delivery_id=old.message_id,

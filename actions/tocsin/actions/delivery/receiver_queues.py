@@ -23,6 +23,7 @@ PER_RECEIVER: Final = 16
 """Attempts at one receiver at a time. What is due beyond that waits in the ledger's schedule."""
 
 _UNKNOWN_RECEIVER_MS: Final = 60_000
+_FULL_MS: Final = 1_000
 _ALL: Final = 1_000_000
 """As many as are due: `gate` puts most of them off."""
 
@@ -74,6 +75,16 @@ class ReceiverQueue:
     circuit: CircuitPolicy | None = None
     groups: bool = False
     edits: bool = False
+
+
+def queue_of(delivery: Delivery) -> str:
+    """The name of its queue: of the receiver, of `stop`, or of the backend that is asked now."""
+    return delivery.action if delivery.backend is None else target_queue(delivery.backend.target)
+
+
+def target_queue(target: str) -> str:
+    """The name of a target's queue; no receiver has such a name, with a space."""
+    return f"target {target}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,21 +164,25 @@ class ReceiverQueues:
 
     def gate(self, delivery: Delivery, now_ms: int) -> Decision | None:
         """What becomes of a delivery without an attempt; None: `start` it. May block."""
-        if self.get(delivery.action) is None:
+        name = queue_of(delivery)
+        if self.get(name) is None:
             # Another worker's configuration may have it; it is not ours to refuse before its time.
             later_ms = min(now_ms + _UNKNOWN_RECEIVER_MS, delivery.give_up_ms)
             if later_ms > now_ms:
                 return Decision("pending", delivery.reason, later_ms)
             sent = "" if delivery.attempts else ", and never sent"
-            return Decision("expired", f"no receiver of that name{sent}")
-        circuit = self._circuits.get(delivery.action)
+            what = "receiver" if delivery.backend is None else "target"
+            return Decision("expired", f"no {what} of that name{sent}")
+        circuit = self._circuits.get(name)
         if circuit is None:
-            return None
-        return circuit.gate(delivery, now_ms, room=self._room(delivery.action))
+            # Room for receivers was asked for already; a target has some beside that for stops.
+            full = self._room(name) <= 0
+            return Decision("pending", delivery.reason, now_ms + _FULL_MS) if full else None
+        return circuit.gate(delivery, now_ms, room=self._room(name))
 
     def start(self, notice: Notice) -> None:
         """Begin an attempt. Its receiver is there."""
-        identity, action = notice.delivery.delivery_id, notice.delivery.action
+        identity, action = notice.delivery.delivery_id, queue_of(notice.delivery)
         self._flying[action] += 1
         self._tasks[identity] = asyncio.create_task(
             self._attempt(self._queues[action], notice), name=f"tocsin-delivery-{identity}"
@@ -230,7 +245,7 @@ class ReceiverQueues:
             # One action's fault must not end the others: it counts as a failed attempt.
             logger.exception("attempt failed by a bug", extra={"action": delivery.kind})
         finally:
-            self._flying[delivery.action] -= 1
+            self._flying[queue_of(delivery)] -= 1
             del self._tasks[delivery.delivery_id]
         duration_ms = round(1000 * (time.monotonic() - started))
         self._report(self._result(queue, notice, outcome, duration_ms))
@@ -238,7 +253,10 @@ class ReceiverQueues:
     def _result(
         self, queue: ReceiverQueue, notice: Notice, outcome: Outcome, duration_ms: int
     ) -> Attempted:
-        identity, action = notice.delivery.delivery_id, notice.delivery.action
+        identity, action = notice.delivery.delivery_id, queue_of(notice.delivery)
+        if notice.delivery.backend is not None:
+            shown = outcome.backend or "unknown"
+            self._metrics.add(names.BACKENDS, target=notice.delivery.backend.target, shows=shown)
         identities = (identity, *(one.delivery_id for one in notice.others))
         if queue.circuit is None:
             return Attempted(identities, outcome, notice.now_ms, duration_ms)

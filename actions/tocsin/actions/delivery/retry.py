@@ -11,6 +11,10 @@ from typing import Final, Literal
 
 from tocsin.schemas.records.deliveries import DeliveryState
 
+BackendShows = Literal["ended", "replaced", "asked", "refused", "running", "unknown"]
+"""What a backend shows of a job that it is to end: gone; another incarnation runs; accepted, and
+will show the end; will not do it; not gone yet; could not be asked, or does not know."""
+
 Failure = Literal[
     "timeout",
     "connection refused",
@@ -51,6 +55,7 @@ class Outcome:
         later: it was not, in these words, and may be the next time.
         sent: a stop command is on the bus; the run will answer.
         handle: what the service calls the message, by which it can be edited and answered.
+        backend: of an attempt at a backend that is to end a job.
     """
 
     status: int | None = None
@@ -62,6 +67,7 @@ class Outcome:
     later: str | None = None
     sent: bool = False
     handle: str | None = None
+    backend: BackendShows | None = None
 
     def text(self) -> str:
         """In a few words; never anything that the peer wrote."""

@@ -12,6 +12,7 @@ from tocsin.actions.decision.decide import Decisions
 from tocsin.actions.delivery.answer_links import AnswerLinks
 from tocsin.actions.delivery.failures import FailureReports
 from tocsin.actions.delivery.receiver_queues import ReceiverQueue
+from tocsin.actions.delivery.stop_decisions import Backends
 from tocsin.actions.digests.intervals import DigestReceiver
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.configuration.sections import PricesConfig
@@ -33,6 +34,7 @@ class Setup:
         links: makes the links by which people answer.
         prices: what devices cost, for estimates of what is at stake.
         digests: who is told once in an interval that all is well.
+        backends: decides about the backends that may end jobs; None: none may.
     """
 
     decisions: Decisions
@@ -42,7 +44,11 @@ class Setup:
     links: AnswerLinks = AnswerLinks()  # noqa: RUF009  (frozen)
     prices: PricesConfig = PricesConfig()  # noqa: RUF009  (frozen)
     digests: Mapping[str, DigestReceiver] = field(default_factory=dict)
+    backends: Backends | None = None
 
+
+InThread = Callable[[Callable[[], None]], Awaitable[None]]
+"""Runs a call in the worker's thread."""
 
 SetUp = Callable[[Config, Mapping[str, SecretStr], Path | None], Setup]
 """Reads a configuration, the values of its secrets and its path. May block, and raise

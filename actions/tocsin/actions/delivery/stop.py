@@ -95,7 +95,7 @@ def renewed(stop: Delivery, now_ms: int) -> Event[StopRequested]:
     Raises:
         MalformedRecord: the ledger's entry holds no stop command.
     """
-    command = _command_of(stop.event or {})
+    command = command_of(stop.event or {})
     data = command.data.model_copy(
         update={"requested_ms": now_ms, "not_after_ms": now_ms + NOT_AFTER_MS}
     )
@@ -116,7 +116,14 @@ def sent_no_more(stop: Delivery, now_ms: int) -> bool:
 def was_sent(stop: Delivery) -> bool:
     """Whether the command is on the bus. Not after attempts at which the bus was away: it may be,
     and is the same when it is sent again."""
-    return any(not attempt.retry for attempt in stop.last_attempts)
+    # Of many attempts at a backend the entry keeps the newest only.
+    return stop.backend is not None or any(not attempt.retry for attempt in stop.last_attempts)
+
+
+def sent_ms(stop: Delivery) -> int:
+    """When the command came onto the bus, of a stop that was sent."""
+    sent = (attempt.at_ms for attempt in stop.last_attempts if not attempt.retry)
+    return next(sent, sent_from_ms(stop))
 
 
 def give_up_ms(options: StopOptions, now_ms: int) -> int:
@@ -130,14 +137,19 @@ def signed_record(topics: Topics, event: dict[str, JsonValue], key: SigningKey) 
     Raises:
         MalformedRecord: that is no stop command.
     """
-    command = _command_of(event)
+    command = command_of(event)
     name, value = command.data.key.encode(), command.encode()
     headers = meta_of(command).headers() + signature_headers(key.sign(name, value))
     partition = Partition(topics.control, issue_partition(command.data.run_id))
     return Outgoing(partition, name, value, headers)
 
 
-def _command_of(event: dict[str, JsonValue]) -> Event[StopRequested]:
+def command_of(event: dict[str, JsonValue]) -> Event[StopRequested]:
+    """The command of a stop, as its entry in the ledger keeps it until it is final.
+
+    Raises:
+        MalformedRecord: that is no stop command.
+    """
     command = EVENT_TYPES.decode(json.dumps(event).encode())
     if not isinstance(command.data, StopRequested):
         raise MalformedRecord("the ledger's entry holds no stop command")
@@ -214,4 +226,6 @@ def decide_stop(run: RunSeen | None, delivery: Delivery, now_ms: int) -> Decisio
         "escalated",
     ):
         return Decision("delivered", f"acknowledged, and {over}")
+    if delivery.backend is not None and delivery.backend.asked_ms is not None:
+        return Decision("delivered", f"{delivery.backend.target} was asked to end it, and {over}")
     return Decision("suppressed", f"{over} before the stop took effect")

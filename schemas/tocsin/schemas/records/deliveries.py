@@ -19,6 +19,7 @@ from tocsin.schemas.records.fields import (
     Word,
 )
 from tocsin.schemas.records.issues import IssueState, Severity
+from tocsin.schemas.records.runs import SchedulerJob
 
 DeliveryState = Literal["pending", "delivered", "rejected", "suppressed", "expired"]
 NEW: Final = "new"
@@ -75,6 +76,19 @@ class Approval(Model):
     by: Many[Word] = Field(default=(), max_length=16, description="who has approved")
     decided_ms: Millis | None = Field(
         default=None, description="when the stop was released; None while it waits"
+    )
+
+
+class BackendStop(Model):
+    """The backend that is to end a job whose launcher has not ended it."""
+
+    target: Word = Field(max_length=100, description="its name in the configuration")
+    job: SchedulerJob = Field(description="as this incarnation of the run has recorded it")
+    started_ms: Millis = Field(default=0, description="when this incarnation started")
+    permitted_by: Word = Field(max_length=300, description="the line of the policy")
+    begun_ms: Millis = Field(description="when it was its turn")
+    asked_ms: Millis | None = Field(
+        default=None, description="when it has accepted to end the job; None: not yet"
     )
 
 
@@ -168,6 +182,9 @@ class Delivery(Data):
     )
     approval: Approval | None = Field(
         default=None, description="of a stop that people must approve before it is sent"
+    )
+    backend: BackendStop | None = Field(
+        default=None, description="of a stop that the run has not confirmed in time"
     )
     # JSON that was parsed already: to walk through it once more costs more than all else here.
     event: dict[str, Any] | None = Field(
