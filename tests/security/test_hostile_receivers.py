@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -69,7 +70,7 @@ async def test_a_hostile_answer_and_a_bug_of_ours_leave_other_deliveries_alone(
 ) -> None:
     attempted = Ledger.attempted
 
-    def sick(ledger: Ledger, old: Delivery, outcome: Outcome, **rest: int) -> Delivery:
+    def sick(ledger: Ledger, old: Delivery, outcome: Outcome, **rest: Any) -> Delivery:
         if old.action == "sick":
             raise OverflowError("planted")
         return attempted(ledger, old, outcome, **rest)
