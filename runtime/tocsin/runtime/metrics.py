@@ -34,6 +34,8 @@ HEARTBEATS: Final = "tocsin_heartbeats_total"
 ROUND: Final = "tocsin_round_seconds"
 BUS_LAG: Final = "tocsin_bus_lag_seconds"
 DELIVERY: Final = "tocsin_delivery_seconds"
+RUN_SECONDS: Final = "tocsin_run_seconds"
+SAVED_HOURS: Final = "tocsin_saved_device_hours_total"
 RELOAD_SUCCESSFUL: Final = "tocsin_config_last_reload_successful"
 RELOAD_TIMESTAMP: Final = "tocsin_config_last_reload_success_timestamp_seconds"
 
@@ -96,6 +98,16 @@ METRICS: Final[Mapping[str, Metric]] = {
         "Heartbeats, by result: sent, failed, or withheld because a worker makes no progress",
         "service",
         "result",
+    ),
+    RUN_SECONDS: Metric(
+        "gauge",
+        "Time of the runs that this worker follows, over all their incarnations, by part",
+        ("part",),
+    ),
+    SAVED_HOURS: _counter(
+        "Estimate of what stops have saved, where it is known: hours times devices, by unit: "
+        "GPU-hours, or rank-hours on the CPU",
+        "unit",
     ),
     RELOAD_SUCCESSFUL: Metric(
         "gauge", "1 if the configuration as it is now is in effect, 0 if it was refused"

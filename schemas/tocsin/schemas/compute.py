@@ -15,6 +15,9 @@ from tocsin.schemas.text import plain_line
 
 _HOUR_S: Final = 3600.0
 
+NO_PRICES: Final = PricesConfig()
+"""No device has a price."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
@@ -101,6 +104,13 @@ def left_of(view: RunView, at_ms: int, prices: PricesConfig) -> Compute:
         return hours_of(view, None, why, prices)
     least, how = min(found)
     return hours_of(view, least, how, prices)
+
+
+def saved_by_stop(view: RunView, prices: PricesConfig) -> Compute | None:
+    """What was left of a training when it was stopped; None: it was not."""
+    if view.outcome != "stopped" or view.ended_ms is None:
+        return None
+    return left_of(view, view.ended_ms, prices)
 
 
 def hours_of(view: RunView, hours: float | None, how: str, prices: PricesConfig) -> Compute:

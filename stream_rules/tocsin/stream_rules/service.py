@@ -13,6 +13,7 @@ from typing import Final
 
 from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.runtime.leased_runs import HoldLimit
+from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.service import Attachment, Poison, Service, Tick
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.errors import ConfigurationError, RecordError
@@ -31,6 +32,7 @@ from tocsin.stream_rules.engine.configured_rules import RuleSpec, custom_entries
 from tocsin.stream_rules.engine.episodes import Reported
 from tocsin.stream_rules.engine.partitions import PartitionEngine, UnusableRecord
 from tocsin.stream_rules.engine.run import RUN_KEY, Earlier, RunEngine
+from tocsin.stream_rules.engine.run_accounts import RunAccounts
 from tocsin.stream_rules.engine.run_view import run_view
 from tocsin.stream_rules.rules.about_rules.rule_failed import RuleFailed
 
@@ -48,6 +50,7 @@ class RulesService(Service):
 
     Args:
         software: name and version, for the snapshots.
+        metrics: where the time of runs is counted; None: nowhere.
         customs: the process of the custom rules among `specs`, which was started; None: there are
             none. The service ends it.
     """
@@ -66,6 +69,7 @@ class RulesService(Service):
         *,
         software: str = "",
         customs: CustomHost | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self.inputs = (topics.telemetry,)
         self.restores = (topics.state,)
@@ -83,6 +87,7 @@ class RulesService(Service):
         # Partition -> key -> append time of the newest view, whoever wrote it; oldest first.
         self._views: dict[int, dict[bytes, int]] = {}
         self._views_ms = 0
+        self._accounts: Final = RunAccounts(metrics or Metrics())
 
     def use(self, specs: Sequence[RuleSpec]) -> None:
         """Give these rules to new incarnations; in the worker's thread. Custom ones stay the same
@@ -152,6 +157,7 @@ class RulesService(Service):
         self.engine.release(partitions)
         if self._customs is not None:
             self._customs.release(partitions)
+        self._accounts.release(partitions)
         for number in partitions:
             self._saved.pop(number, None)
             self._views.pop(number, None)
@@ -244,6 +250,7 @@ class RulesService(Service):
             run.earlier.clear()
             if run.expired:
                 written += self._tombstones(number, run)
+                self._accounts.drop(number, run.state.run_id)
                 self.engine.drop(number, run.state.run_id)
                 if self._customs is not None:
                     self._customs.drop(number, run.state.run_id)
@@ -255,6 +262,7 @@ class RulesService(Service):
                 written.append(self._view(number, run, state.next_offset, state.clock_ms))
                 run.dirty = run.urgent = False
                 self.engine.reschedule(number, run.state.run_id)
+        self._accounts.publish()
         return [*written, *self._old_views()]
 
     # -- records ---------------------------------------------------------------------------
@@ -313,6 +321,7 @@ class RulesService(Service):
         self, number: int, run: RunEngine | Earlier, next_offset: int, clock_ms: int
     ) -> Outgoing:
         view = run_view(run, next_offset=next_offset)
+        self._accounts.take(number, view)
         if self._customs is not None:
             view = self._customs.on_view(number, view)
         event: Event[Data] = Event.of(
@@ -332,6 +341,7 @@ def build_rules_service(
     catalogue: Catalogue | None = None,
     folder: Path | None = None,
     limits: Limits | None = None,
+    metrics: Metrics | None = None,
 ) -> RulesService:
     """The service for the rules of a configuration, or for all at their defaults.
 
@@ -341,6 +351,7 @@ def build_rules_service(
     Args:
         folder: where relative paths of custom rules start; None: the working folder.
         limits: of the process of the custom rules; None: the usual ones.
+        metrics: where the time of runs is counted; None: nowhere.
 
     Raises:
         ConfigurationError: a rule or its parameters are wrong, or a custom rule cannot be loaded.
@@ -351,7 +362,7 @@ def build_rules_service(
     specs = rule_specs(config.rules, defaults=defaults, catalogue=catalogue)
     customs = custom_entries(config.rules, catalogue)
     if not customs:
-        return RulesService(topics, specs, software=software)
+        return RulesService(topics, specs, software=software, metrics=metrics)
     failing = next((spec for spec in specs if spec.rule is RuleFailed), None)
     folder = folder or Path.cwd()
     host = CustomHost(customs, folder, failing=failing, software=software, limits=limits)
@@ -360,4 +371,4 @@ def build_rules_service(
         host.close()
         raise ConfigurationError("; ".join(problem.message for problem in loaded.problems))
     specs = rule_specs(config.rules, defaults=defaults, catalogue=catalogue, customs=loaded.specs)
-    return RulesService(topics, specs, software=software, customs=host)
+    return RulesService(topics, specs, software=software, customs=host, metrics=metrics)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from tocsin.actions.decision.stop_guards import HOUR_MS, TEAM, Fleet
 from tocsin.actions.delivery.stop import is_behind
-from tocsin.schemas.compute import left_of
+from tocsin.schemas.compute import left_of, saved_by_stop
 from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import Issue
@@ -65,13 +65,10 @@ class FollowedRuns:
         view = None if run is None else run.views.get(delivery.incarnation)
         if run is None or view is None or delivery.issue_state == "resolved":
             return None
-        newest = delivery.incarnation == run.incarnation
-        stopped = view.ended_ms is not None and view.stop is not None and view.outcome == "stopped"
-        if not stopped and not (newest and run.running):
-            return None
-        at_ms = delivery.created_ms if view.ended_ms is None else view.ended_ms
-        left = left_of(view, at_ms, prices)
-        return ("Saved" if stopped else "At stake", left.text) if left.device_hours else None
+        label, left = "Saved", saved_by_stop(view, prices)
+        if left is None and run.running and delivery.incarnation == run.incarnation:
+            label, left = "At stake", left_of(view, delivery.created_ms, prices)
+        return (label, left.text) if left is not None and left.device_hours else None
 
     def fleet(self, run_id: str, stopped: Collection[tuple[str, str]], now_ms: int) -> Fleet:
         """What limits of stops count, without the run in question.

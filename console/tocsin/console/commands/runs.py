@@ -75,11 +75,12 @@ def status(
 
     url, view, refused = asyncio.run(read())
     if json_output:
-        typer.echo(status_json(view, refused))
+        typer.echo(status_json(view, refused, context.config.prices))
     else:
         print_status(
             view,
             refused=refused,
+            prices=context.config.prices,
             bus_url=url,
             now_ms=unix_ms(),
             console=standard_output(),

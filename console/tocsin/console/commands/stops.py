@@ -107,7 +107,7 @@ def stops_report(
     """Report which runs each rule stopped, or would have stopped.
 
     Counts what people answered to those issues (`tocsin ack`, `resolve`, `false-alarm`), and how
-    long the runs that were not stopped continued: what mode shadow or ask would have saved.
+    much compute the stops saved, or would have saved in mode enforce, and how often that was wrong.
     """
     from tocsin.console.context import read_context
     from tocsin.console.stop.report import METHOD, report_json, report_table, stops_of_rules
@@ -121,12 +121,13 @@ def stops_report(
         async with context.open_bus(create=False) as opened:
             return await read_view(opened, context.topics)
 
-    rules = stops_of_rules(asyncio.run(read()))
+    prices = context.config.prices
+    rules = stops_of_rules(asyncio.run(read()), prices)
     if json_output:
-        typer.echo(report_json(rules))
+        typer.echo(report_json(rules, prices))
     elif rules:
         console = standard_output()
-        console.print(report_table(rules))
+        console.print(report_table(rules, prices))
         console.print(METHOD, highlight=False, style="dim")
     else:
         typer.echo("no rule has decided to stop a run on this bus")

@@ -108,6 +108,7 @@ def launch_options(
         again=options.again,
         warnings=(*context.warnings, *(() if context.embedded else _without_effect(context))),
         kept=keep,
+        prices=config.prices,
         helper_log=log,
         helper=helper_command(words) if context.embedded else (),
         serve=partial(_serve, context, words) if context.embedded else None,

@@ -68,7 +68,9 @@ async def run_rules(
     check_custom_rules(context)
 
     def build(bus: Bus, metrics: Metrics, crash: CrashPoints) -> RulesService:
-        return build_rules_service(context.topics, context.config, folder=context.loaded.folder)
+        return build_rules_service(
+            context.topics, context.config, folder=context.loaded.folder, metrics=metrics
+        )
 
     def reload(worker: Worker, service: RulesService) -> Prepare:
         return RulesReload(worker, service, context).prepare

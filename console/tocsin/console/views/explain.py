@@ -18,6 +18,8 @@ from tocsin.console.views.stop_history import (
     history_lines,
     stop_history,
 )
+from tocsin.schemas.compute import NO_PRICES
+from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.deliveries import ACKNOWLEDGED, LATE, REPEAT, STOPPED, Delivery
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import IssueFiring, Series
@@ -57,15 +59,20 @@ class Story:
     suspended: Mapping[str, Suspended] = field(default_factory=dict)
 
 
-def story_of(view: RunsView, commands: Mapping[str, CommandSeen], issue: IssueFiring) -> Story:
-    """Put together what the bus holds of it."""
+def story_of(
+    view: RunsView,
+    commands: Mapping[str, CommandSeen],
+    issue: IssueFiring,
+    prices: PricesConfig = NO_PRICES,
+) -> Story:
+    """Put together what the bus holds of it; `prices` are for estimates."""
     run = view.run(issue.run_id)
     return Story(
         issue=issue,
         states=view.states(issue.issue_id),
         feedback=view.feedback(issue.issue_id),
         deliveries=view.deliveries_of(issue.issue_id),
-        stop=None if run is None else stop_history(run, commands, issue.incarnation),
+        stop=None if run is None else stop_history(run, commands, issue.incarnation, prices),
         cause=next((one for one in view.issues if one.issue_id == issue.consequence_of), None),
         consequences=[one for one in view.issues if one.consequence_of == issue.issue_id],
         suspended=suspended_receivers(view.deliveries),
@@ -99,11 +106,15 @@ def story_lines(story: Story) -> list[Text]:
     return lines
 
 
-def run_story_lines(run: RunView, commands: Mapping[str, CommandSeen]) -> list[Text]:
+def run_story_lines(
+    run: RunView,
+    commands: Mapping[str, CommandSeen],
+    prices: PricesConfig = NO_PRICES,
+) -> list[Text]:
     """A run in which nothing was found: that, and how it was stopped if a person did so."""
     run_id = plain_line(run.run_id)
     lines = [Text(f"no issues in run {run_id} ({run.outcome or run.state})")]
-    history = stop_history(run, commands, run.incarnation)
+    history = stop_history(run, commands, run.incarnation, prices)
     if history is not None:
         lines += _shown("The stop", history_lines(history))
     return lines
@@ -115,9 +126,13 @@ def _shown(heading: str, paragraph: Sequence[str]) -> list[Text]:
     return [Text(), Text(heading, style="bold"), *lines]
 
 
-def run_story_json(run: RunView, commands: Mapping[str, CommandSeen]) -> str:
+def run_story_json(
+    run: RunView,
+    commands: Mapping[str, CommandSeen],
+    prices: PricesConfig = NO_PRICES,
+) -> str:
     """A run's explanation for programs; `issue` is null."""
-    history = stop_history(run, commands, run.incarnation)
+    history = stop_history(run, commands, run.incarnation, prices)
     stop = None if history is None else history_facts(history)
     return json.dumps({"version": 1, "issue": None, "stop": stop}, indent=2)
 

@@ -60,10 +60,12 @@ async def print_story(context: CommandContext, text: str, *, as_json: bool) -> N
         view = await read_view(bus, context.topics)
         found = choose_issue(view, text)
         commands = await read_commands(bus, context.topics, found.run_id)
+    prices = context.config.prices
     if isinstance(found, RunView):
-        document, lines = run_story_json(found, commands), run_story_lines(found, commands)
+        document = run_story_json(found, commands, prices)
+        lines = run_story_lines(found, commands, prices)
     else:
-        story = story_of(view, commands, found)
+        story = story_of(view, commands, found, prices)
         document, lines = story_json(view, story), story_lines(story)
     if as_json:
         print(document)

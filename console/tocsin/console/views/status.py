@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tocsin.console.views.goodput import goodput_line
 from tocsin.console.views.issues import (
     IssueFilter,
     delivery_facts,
@@ -21,6 +22,8 @@ from tocsin.console.views.issues import (
 )
 from tocsin.console.views.receivers import suspended_lines, suspended_receivers
 from tocsin.console.views.rule_status import in_a_line
+from tocsin.schemas.compute import NO_PRICES, saved_by_stop
+from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.configurations import ConfigurationRefused
 from tocsin.schemas.records.issues import gravest
 from tocsin.schemas.records.runs import RunView
@@ -33,14 +36,18 @@ _RULES_OF: Final = 5
 _STATE_STYLE: Mapping[str, str] = {"running": "green", "ended": "", "lost": "yellow"}
 
 
-def status_json(view: RunsView, refused: Sequence[ConfigurationRefused] = ()) -> str:
+def status_json(
+    view: RunsView,
+    refused: Sequence[ConfigurationRefused] = (),
+    prices: PricesConfig = NO_PRICES,
+) -> str:
     """The status for programs: one JSON object with `version`, `runs`, `issues`, `deliveries`,
-    `suspended_receivers` by name, and `refused_configurations`.
+    `suspended_receivers` by name, and `refused_configurations`. A run that was stopped has `saved`.
     """
     return json.dumps(
         {
             "version": 1,
-            "runs": [run.model_dump(mode="json", exclude_none=True) for run in view.runs],
+            "runs": [_run_facts(run, prices) for run in view.runs],
             "issues": [
                 {
                     "state": issue.state,
@@ -67,10 +74,11 @@ def print_status(
     console: Console,
     again: Sequence[str] = (),
     refused: Sequence[ConfigurationRefused] = (),
+    prices: PricesConfig = NO_PRICES,
 ) -> None:
     """Tables for people, and where to read more; one helpful line where there is nothing to show.
 
-    `again` are options with which another command finds the same bus.
+    `again` are options with which another command finds the same bus; `prices` are for estimates.
     """
     for line in refused_lines(refused, now_ms):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -81,8 +89,12 @@ def print_status(
     if (table := issue_table(view, IssueFilter(), ids=False)) is not None:
         console.print(table)
     for run in sorted(view.runs, key=lambda run: run.started_ms)[-_RULES_OF:]:
-        if run.rules:
-            line = plain_line(f"rules of {run.run_id}: {in_a_line(run.rules)}")
+        lines = [f"rules of {run.run_id}: {in_a_line(run.rules)}"] if run.rules else []
+        if run.goodput is not None and (time := goodput_line(run.goodput)):
+            lines.append(f"time of {run.run_id}: {time}")
+        if (saved := saved_by_stop(run, prices)) is not None:
+            lines.append(f"saved by the stop of {run.run_id}: {saved.text}")
+        for line in map(plain_line, lines):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
     for line in suspended_lines(suspended_receivers(view.deliveries)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -91,6 +103,12 @@ def print_status(
     if (told := gravest(newest)) is not None:
         command = shlex.join(["tocsin", "why", told.short_id, *again])
         console.print(f"more: {command}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _run_facts(run: RunView, prices: PricesConfig) -> dict[str, object]:
+    facts: dict[str, object] = run.model_dump(mode="json", exclude_none=True)
+    saved = saved_by_stop(run, prices)
+    return facts if saved is None else {**facts, "saved": saved.facts}
 
 
 def refused_lines(refused: Sequence[ConfigurationRefused], now_ms: int) -> Iterator[str]:

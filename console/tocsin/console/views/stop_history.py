@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from tocsin.schemas.compute import NO_PRICES, Compute, saved_by_stop
+from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.runs import Checkpoint, RunView, StopView
 from tocsin.schemas.records.runs_view import CommandSeen
 from tocsin.schemas.text import exit_text, plain_line, time_text
@@ -24,10 +26,13 @@ _ORDER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class StopHistory:
-    """A stop as the run has answered it; `command` is None where it is not on the bus any more."""
+    """A stop as the run has answered it; `command` is None where it is not on the bus any more,
+    `saved` until the run has been stopped.
+    """
 
     view: StopView
     command: CommandSeen | None
+    saved: Compute | None = None
 
     def is_for(self, issue_id: str, delivery_ids: Collection[str]) -> bool:
         """Whether it was asked for because of that issue."""
@@ -52,12 +57,18 @@ class StopHistory:
 
 
 def stop_history(
-    run: RunView, commands: Mapping[str, CommandSeen], incarnation: str
+    run: RunView,
+    commands: Mapping[str, CommandSeen],
+    incarnation: str,
+    prices: PricesConfig = NO_PRICES,
 ) -> StopHistory | None:
-    """The stop of that incarnation, if the run's view still speaks of it."""
+    """The stop of that incarnation, if the run's view still speaks of it; `prices` are for the
+    estimate of what it has saved.
+    """
     if run.stop is None or run.incarnation != incarnation:
         return None
-    return StopHistory(run.stop, commands.get(run.stop.command_id))
+    command = commands.get(run.stop.command_id)
+    return StopHistory(run.stop, command, saved_by_stop(run, prices))
 
 
 def history_lines(history: StopHistory) -> list[str]:
@@ -70,6 +81,8 @@ def history_lines(history: StopHistory) -> list[str]:
         before = at_ms
     if history.view.reason:
         lines.append(plain_line(history.view.reason))
+    if history.saved is not None:
+        lines.append(f"saved: {history.saved.text}")
     return lines
 
 
@@ -90,6 +103,7 @@ def history_facts(history: StopHistory) -> dict[str, object]:
         "checkpoint_decision": history.view.decision or None,
         "checkpoint": None if saved is None else saved.model_dump(mode="json"),
         "states": dict(history.moments),
+        "saved": None if history.saved is None else history.saved.facts,
     }
 
 

@@ -42,6 +42,7 @@ from tocsin.emitter.stop.listener import Listener
 from tocsin.emitter.stop.processes import Members
 from tocsin.emitter.stop.unwatched import LINES
 from tocsin.emitter.stop.verification import read_keys, trusted_paths, untrusted_places
+from tocsin.schemas.compute import saved_by_stop
 from tocsin.schemas.errors import TocsinError
 from tocsin.schemas.ids import incarnation_id
 from tocsin.schemas.monotonic_clock import unix_ms
@@ -483,6 +484,7 @@ class _Launch:
         outcome, exit_code = self._end(returncode)
         steps = max(self._own.steps(), self._members.steps())
         judged = self._own.judged_steps(self._members.incarnation, steps)
+        newest = self._own.newest
         summary = Summary(
             run_id=options.run_id,
             outcome=outcome,
@@ -495,6 +497,8 @@ class _Launch:
             deliveries=self._own.view.deliveries,
             stop=self._stopper.figures,
             capture=self._own.capture(),
+            goodput=None if newest is None else newest.goodput,
+            saved=None if newest is None else saved_by_stop(newest, options.prices),
         )
         if options.summary is not None:
             try:

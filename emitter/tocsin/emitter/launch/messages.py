@@ -23,7 +23,7 @@ from tocsin.schemas.records.stops import (
     StopRefused,
     StopRequested,
 )
-from tocsin.schemas.text import number_text, plain_line, time_text
+from tocsin.schemas.text import number_text, plain_line, share_text, time_text
 
 PREFIX = "tocsin: "
 
@@ -143,6 +143,12 @@ def end_line(
         line += f", not watched: {', '.join(_unwatched(*each) for each in unwatched.items())}"
     if stop is not None and (person := asked_by(stop)):
         line += f", stopped by {person}: {plain_line(stop.reason)}"
+    goodput = summary.goodput
+    if goodput is not None and goodput.incarnations > 1 and goodput.share is not None:
+        line += f", {share_text(100 * goodput.share)} % of {goodput.incarnations:,} starts' time "
+        line += "productive"
+    if summary.saved is not None and summary.saved.device_hours:
+        line += f", saved {summary.saved.text}"
     stopping = [issue for issue in issues if stop is not None and issue.issue_id == stop.issue_id]
     if (told := gravest(stopping or issues)) is not None:
         line += f"; {shlex.join(['tocsin', 'why', told.short_id, *again])}"

@@ -12,6 +12,8 @@ from tocsin.bus.port import Bus
 from tocsin.emitter.launch.helper import DRAIN_S
 from tocsin.emitter.process import environment
 from tocsin.emitter.stop.verification import STOP, STOP_KEYS, trusted_paths
+from tocsin.schemas.compute import NO_PRICES
+from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.configuration.sources import CONFIG_VARIABLE
 from tocsin.schemas.records.events import Data
 
@@ -47,7 +49,8 @@ class LaunchOptions:
     as `tocsin: LINE`. `warnings` are lines for its start. Without a word from the rules for
     `judged_within_s` seconds the launcher warns that nobody judges the run; its own heartbeats make
     them report each 10 s. `again` are options with which another command finds this bus.
-    `kept` holds the addresses of `--notify` for the command that finishes what is left.
+    `kept` holds the addresses of `--notify` for the command that finishes what is left. `prices`
+    are for the estimate of what a stop has saved.
     """
 
     command: tuple[str, ...]
@@ -72,6 +75,7 @@ class LaunchOptions:
     again: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     kept: Kept | None = None
+    prices: PricesConfig = NO_PRICES
     print_line: Callable[[str], None] | None = None
     observe: Observer | None = None
 

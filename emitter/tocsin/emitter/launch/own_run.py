@@ -115,10 +115,17 @@ class OwnRun:
         """How many of a job's `steps` the rules have seen; all, once they have seen its end."""
         return steps if self.ended(incarnation) else min(self.steps(), steps)
 
+    @property
+    def newest(self) -> RunView | None:
+        """The view of the newest incarnation that has one."""
+        # Several trainings of one job have started with it.
+        return max(
+            self.views.values(), key=lambda view: (view.started_ms, view.next_offset), default=None
+        )
+
     def rules(self) -> Mapping[str, str]:
         """Rule -> status, of the newest incarnation that has a view."""
-        newest = max(self.views.values(), key=lambda view: view.started_ms, default=None)
-        return {} if newest is None else dict(newest.rules)
+        return {} if self.newest is None else dict(self.newest.rules)
 
     def capture(self) -> CaptureFigures | None:
         """Over all incarnations; see `CaptureFigures.joined`."""

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from tocsin.emitter.launch.signals import ENDING
+from tocsin.schemas.compute import Compute
 from tocsin.schemas.exit_codes import SIGNALLED, STOPPED
 from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.goodput import Goodput
 from tocsin.schemas.records.issues import Issue
 from tocsin.schemas.records.runs import CaptureFigures, Outcome
 from tocsin.schemas.records.stops import StopRequested
@@ -33,7 +35,9 @@ class StopFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What the contract names, before it is JSON. `judged_steps` are those that rules have seen."""
+    """What the contract names, before it is JSON. `judged_steps` are those that rules have seen;
+    `goodput` is of all incarnations of the run, `saved` what a stop has saved.
+    """
 
     run_id: str
     outcome: Outcome
@@ -46,6 +50,8 @@ class Summary:
     deliveries: Sequence[Delivery] = ()
     stop: StopFigures | None = None
     capture: CaptureFigures | None = None
+    goodput: Goodput | None = None
+    saved: Compute | None = None
 
     def encode(self) -> str:
         """The JSON text, indented, with a newline at its end."""
@@ -63,6 +69,8 @@ class Summary:
             "deliveries": [_delivery(delivery) for delivery in self.deliveries],
             "stop": None if self.stop is None else _stop(self.stop),
             "capture": capture.model_dump(mode="json"),
+            "goodput": None if self.goodput is None else self.goodput.model_dump(mode="json"),
+            "saved": None if self.saved is None else self.saved.facts,
         }
         return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 

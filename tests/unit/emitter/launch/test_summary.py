@@ -1,13 +1,16 @@
 import json
 import math
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from support.stops import StopSigner
-from tocsin.emitter.launch.messages import overhead
+from tocsin.emitter.launch.messages import end_line, overhead
 from tocsin.emitter.launch.summary import StopFigures, Summary, decide_end
+from tocsin.schemas.compute import Compute
+from tocsin.schemas.records.goodput import Goodput
 from tocsin.schemas.records.issues import Evidence, Fact, IssueFiring, Subject
 from tocsin.schemas.records.runs import CaptureFigures, Checkpoint
 
@@ -70,6 +73,8 @@ def test_the_summary_is_as_contracted(tmp_path: Path) -> None:
         rules={"nonfinite": "issues_found"},
         stop=StopFigures(command=command, how="edge", step=13, exit_code=79),
         capture=CaptureFigures(overhead_percent=0.3, records=10, dropped=0),
+        goodput=Goodput(wall_s=20.0, productive_s=15.0, starting_s=5.0),
+        saved=Compute(devices={}, ranks=2, hours=1.5, how="90 steps left at 60 s each"),
     )
     path = tmp_path / "summary.json"
     path.write_text("old")
@@ -77,7 +82,7 @@ def test_the_summary_is_as_contracted(tmp_path: Path) -> None:
     found = json.loads(path.read_text())
     assert list(found) == [
         "version", "run_id", "outcome", "exit_code", "steps", "judged_steps", "duration_s",
-        "issues", "rules", "deliveries", "stop", "capture",
+        "issues", "rules", "deliveries", "stop", "capture", "goodput", "saved",
     ]  # fmt: skip
     assert found["version"] == 1
     assert list(found["issues"][0]) == [
@@ -93,7 +98,15 @@ def test_the_summary_is_as_contracted(tmp_path: Path) -> None:
         "budget_percent": None, "intervals": {}, "records": 10,
         "dropped": 0, "skipped_tensors": 0, "degraded": [], "not_watched": [],
     }  # fmt: skip
+    assert (found["goodput"]["wall_s"], found["goodput"]["productive_s"]) == (20.0, 15.0)
+    assert found["saved"] == {
+        "estimate": 3.0, "unit": "rank-hours", "hours": 1.5, "devices": {}, "ranks": 2,
+        "cost": None, "currency": None, "method": "90 steps left at 60 s each",
+    }  # fmt: skip
     assert list(tmp_path.iterdir()) == [path]
+    again = replace(summary, goodput=Goodput(wall_s=20.0, productive_s=15.0, incarnations=2))
+    line = end_line(again)
+    assert "75 % of 2 starts' time productive, saved an estimated 3 rank-hours (2 ranks" in line
 
 
 def test_a_summary_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:

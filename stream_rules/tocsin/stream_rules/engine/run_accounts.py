@@ -1,0 +1,52 @@
+"""The time of all runs of a worker, and what stops have saved of them, for its metrics.
+
+Their number of series is bounded: by part and by unit, never by run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from tocsin.runtime import metrics as names
+from tocsin.runtime.metrics import Metrics
+from tocsin.schemas.compute import NO_PRICES, saved_by_stop
+from tocsin.schemas.records.goodput import PARTS
+from tocsin.schemas.records.runs import RunView
+
+
+class RunAccounts:
+    """The newest view of each run, as far as metrics need it."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics: Final = metrics
+        self._runs: dict[tuple[int, str], RunView] = {}
+
+    def take(self, partition: int, view: RunView) -> None:
+        """Take in the newest view of a run; what its stop has saved counts once, at its end."""
+        view = view.model_copy(update={"ranks": (), "rules": {}})
+        before = self._runs.get((partition, view.run_id))
+        self._runs[partition, view.run_id] = view
+        # Of an end that came before this worker nothing is counted: another one has.
+        same = before is not None and before.incarnation == view.incarnation
+        if before is None or (same and before.ended_ms is not None):
+            return
+        saved = saved_by_stop(view, NO_PRICES)
+        if saved is not None and saved.device_hours:
+            self._metrics.add(names.SAVED_HOURS, saved.device_hours, unit=saved.unit)
+
+    def drop(self, partition: int, run_id: str) -> None:
+        """Forget a run."""
+        self._runs.pop((partition, run_id), None)
+
+    def release(self, partitions: Collection[int]) -> None:
+        """Forget the runs of partitions that another worker has."""
+        for key in [key for key in self._runs if key[0] in partitions]:
+            del self._runs[key]
+
+    def publish(self) -> None:
+        """Set the time of all runs, by part."""
+        accounts = [view.goodput for view in self._runs.values() if view.goodput is not None]
+        for part in PARTS:
+            seconds = sum(goodput.part(part) for goodput in accounts)
+            self._metrics.set(names.RUN_SECONDS, seconds, part=part)
