@@ -67,6 +67,7 @@ OTHERS: Final[Mapping[str, str]] = {
     "XDG_RUNTIME_DIR": "Sockets and locks are in a private folder below it. Default: `/tmp`.",
     "SLURM_JOB_ID": "Run id `slurm-ID` (also `SLURM_ARRAY_JOB_ID`, `SLURM_ARRAY_TASK_ID`). "
     "`SLURM_RESTART_COUNT` and `SLURM_STEP_ID` separate restarts and steps of a job.",
+    "SLURM_JOB_END_TIME": "The time limit of the job, for estimates of what a stop saves.",
     "TORCHELASTIC_RUN_ID": "Run id `torchelastic-ID`, unless torchrun was called without one. "
     "`TORCHELASTIC_RESTART_COUNT` separates restarts.",
     "KUBERNETES_SERVICE_HOST": "Run id `k8s-JOB`, from the name of the pod (`HOSTNAME`) and "

@@ -200,5 +200,5 @@ class TrainingPlanned(RunData):
         default=None, description="of those, made before this incarnation; None: not known"
     )
     source: Word = Field(
-        default="", max_length=64, description="who says so: transformers, lightning, run.plan"
+        default="", max_length=64, description="who reports it: transformers, lightning, run.plan"
     )
