@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
@@ -16,6 +14,7 @@ import aiohttp
 import pytest
 from pydantic import SecretStr
 
+from support.alertmanager import needs_alertmanager, running_alertmanager
 from support.fault_server import FaultServer, fault_server
 from support.issue_records import issue
 from support.notices import notice
@@ -26,7 +25,6 @@ from tocsin.actions.receivers.webhook.bodies import alertmanager_v4
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.issues import IssueFiring
 
-PROGRAM = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
 DAY_MS = 86_400_000
 
 
@@ -79,47 +77,15 @@ async def hooks() -> AsyncIterator[FaultServer]:
 @pytest.fixture
 async def alertmanager(tmp_path: Path, hooks: FaultServer) -> AsyncIterator[str]:
     """The URL of a real Alertmanager that posts each alert at once."""
-    if PROGRAM is None:
-        pytest.skip("there is no Alertmanager on this machine (Debian: prometheus-alertmanager)")
-    config = tmp_path / "alertmanager.yml"
-    config.write_text(
+    config = (
         "route: {receiver: ml, group_by: [issue, severity], group_wait: 0s}\n"
         f"receivers: [{{name: ml, webhook_configs: [{{url: '{hooks.url('/status/200')}'}}]}}]\n"
     )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = await asyncio.create_subprocess_exec(
-        PROGRAM,
-        f"--config.file={config}",
-        f"--storage.path={tmp_path / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-        "--cluster.listen-address=",
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(600):
-            if await _ready(url):
-                break
-            assert process.returncode is None, "it ended"
-            await asyncio.sleep(0.05)
+    async with running_alertmanager(config, tmp_path) as url:
         yield url
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
 
 
-async def _ready(url: str) -> bool:
-    try:
-        async with aiohttp.ClientSession() as session, session.get(f"{url}/-/ready") as answer:
-            return answer.status == 200
-    except aiohttp.ClientError:
-        return False
-
-
+@needs_alertmanager
 async def test_the_real_alertmanager_fires_escalates_and_resolves(
     alertmanager: str, hooks: FaultServer
 ) -> None:
