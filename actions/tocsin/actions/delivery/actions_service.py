@@ -383,6 +383,8 @@ class ActionsService(Service):
         if record.partition.topic == self._topics.control:
             self._control.follow(record)
             return
+        if restored_in is None and self._writer.wrote(record):
+            return
         if record.value is None:
             self._runs.end(record.key.decode(errors="replace"))
             return

@@ -8,10 +8,12 @@ from tocsin.actions.delivery.failures import FailureReports
 from tocsin.actions.delivery.ledger import Change, Ledger
 from tocsin.actions.delivery.records import delivery_record, tombstone
 from tocsin.actions.delivery.retry import Decision
-from tocsin.bus.port import Outgoing
+from tocsin.bus.port import Outgoing, Record
 from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
+from tocsin.schemas.ids import new_id
 from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.wire import BOOT
 from tocsin.schemas.topics import Topics
 
 
@@ -30,6 +32,7 @@ class LedgerWriter:
         self._topics = topics
         self._metrics = metrics
         self._records: list[Outgoing] = []
+        self._boot = new_id()
         # When the issue of a delivery was appended to the bus; not known after a restart.
         self._appended_ms: dict[str, int] = {}
 
@@ -41,8 +44,14 @@ class LedgerWriter:
         """Another worker has ended a delivery."""
         self._appended_ms.pop(delivery.delivery_id, None)
 
+    def wrote(self, record: Record) -> bool:
+        """Whether a record is of what is in the ledger since it was written."""
+        return record.header(BOOT) == self._boot.encode()
+
     def release(self) -> None:
         """Forget what is not in the ledger any more."""
+        # What was written before may be read, and be news, when the partitions are back.
+        self._boot = new_id()
         mine = {delivery.delivery_id for delivery in self._ledger.pending()}
         self._appended_ms = {one: at for one, at in self._appended_ms.items() if one in mine}
 
@@ -60,7 +69,7 @@ class LedgerWriter:
 
     def publish(self, delivery: Delivery, now_ms: int, before: Delivery | None = None) -> None:
         """Put an entry that is in the ledger onto the bus; `before` is its state until now."""
-        self._records.append(delivery_record(self._topics, delivery))
+        self._records.append(delivery_record(self._topics, delivery, self._boot))
         self._records += self.failures.records(self._topics, delivery, before, now_ms)
         if delivery.final:
             self._metrics.add(names.DELIVERIES, kind=delivery.kind, state=delivery.state)

@@ -57,11 +57,12 @@ def occasion_of(issue: Issue) -> str:
     return WORSE if issue.turned_critical else NEW
 
 
-def delivery_record(topics: Topics, delivery: Delivery) -> Outgoing:
-    """An entry of the ledger."""
+def delivery_record(topics: Topics, delivery: Delivery, boot: str = "") -> Outgoing:
+    """An entry of the ledger; `boot` is of who writes it."""
     event = _event(delivery)
     partition = Partition(topics.actions, issue_partition(delivery.run_id))
-    return Outgoing(partition, delivery.key.encode(), event.encode(), meta_of(event).headers())
+    headers = meta_of(event, boot=boot).headers()
+    return Outgoing(partition, delivery.key.encode(), event.encode(), headers)
 
 
 def issue_record(topics: Topics, issue: IssueFiring, time_ms: int) -> Outgoing:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote
 
 from pydantic import JsonValue
+from pydantic_core import to_json
 
 from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.delivery.records import event_of, issue_of
@@ -107,4 +107,4 @@ def templated(template: Template, content_type: str, notice: Notice) -> Body:
 
 
 def _json(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return to_json(value, inf_nan_mode="constants")
