@@ -300,13 +300,13 @@ def their_config(story: Story, hook: str, start: datetime) -> str:
         "receiver": WATCHMAN,
         "matchers": [f'rule="{WATCHMAN}"'],
         "group_by": ["name"],
-        "group_wait": "800ms",
+        "group_wait": "400ms",
     }
     config = {
         "route": {
             "receiver": "nobody",
-            "group_wait": "200ms",
-            "group_interval": "200ms",
+            "group_wait": "100ms",
+            "group_interval": "100ms",
             "repeat_interval": "4h",
             "routes": [watchman, *map(route, story.routes)],
         },
@@ -341,19 +341,27 @@ class Theirs:
     session: aiohttp.ClientSession
     _silence: str = ""
     _open: list[Alert] = field(default_factory=list)
+    _began: dict[str, datetime] = field(default_factory=dict)
     _read: int = 0
     _known: dict[tuple[str, str, str], str] = field(default_factory=dict)
 
     async def step(self, number: int, step: Step, expected: Sequence[Notice]) -> list[Notice]:
         """What is news in one step: what is expected, and what else comes before the watchman."""
-        await self._silences(number)
+        await self._silence_begins(number)
         self._open = [one for one in self._open if one not in step.resolves] + list(step.fires)
         alerts = [
-            *(self._alert(one, over=True) for one in step.resolves),
+            # A cause last: what it mutes must not fire for a moment when both end.
+            *(
+                self._alert(one, over=True)
+                for one in sorted(step.resolves, key=lambda one: one.rule == "nonfinite")
+            ),
             *(self._alert(one) for one in self._open),
             self._alert(Alert(f"{WATCHMAN}-{number}", "", WATCHMAN)),
         ]
         await self._ask("POST", "/alerts", alerts)
+        if self.story.silence is not None and number == self.story.silence[2]:
+            # After the alerts, for the same reason.
+            await self._ask("DELETE", f"/silence/{self._silence}")
         found: list[Notice] = []
         seen = False
         async with asyncio.timeout(60):
@@ -394,14 +402,15 @@ class Theirs:
         labels = {"rule": WATCHMAN} if alert.rule == WATCHMAN else alert.labels
         return {
             "labels": {"alertname": "issue", "name": alert.name, **labels},
-            "startsAt": (now - timedelta(minutes=1)).isoformat(),
+            # One that began earlier than its group waits is sent at once.
+            "startsAt": self._began.setdefault(alert.name, now).isoformat(),
             "endsAt": (now if over else now + timedelta(hours=1)).isoformat(),
         }
 
-    async def _silences(self, number: int) -> None:
+    async def _silence_begins(self, number: int) -> None:
         if self.story.silence is None:
             return
-        match, begins, ends = self.story.silence
+        match, begins, _ = self.story.silence
         if number == begins:
             now = datetime.now(UTC)
             made = await self._ask(
@@ -419,8 +428,6 @@ class Theirs:
                 },
             )
             self._silence = made["silenceID"]
-        if number == ends:
-            await self._ask("DELETE", f"/silence/{self._silence}")
 
     async def _ask(self, method: str, path: str, body: Any = None) -> Any:
         async with self.session.request(method, f"{self.url}/api/v2{path}", json=body) as answer:
@@ -432,17 +439,20 @@ class Theirs:
 # -- both
 
 
-def held_ends(story: Story, number: int, open_ones: Sequence[Alert]) -> set[str]:
-    """The alerts that end in a step while something holds them.
+def held_ends(
+    story: Story, number: int, before: Sequence[Alert], open_ones: Sequence[Alert]
+) -> set[str]:
+    """The alerts that end in a step while something holds them, or just when that is over.
 
     Alertmanager sends no such end, unless what holds it is over before the group's next interval;
     we send it to who was told of the start.
     """
-    sources = {one.run for one in open_ones if one.rule == "nonfinite"}
+    sources = {one.run for one in (*before, *open_ones) if one.rule == "nonfinite"}
     return {
         one.name
         for one in story.steps[number].resolves
         if story.silenced(one, number)
+        or story.silenced(one, number - 1)
         or (story.inhibits and one.rule == "loss_spike" and one.run in sources)
     }
 
@@ -462,9 +472,10 @@ async def both_tell_the_same(story: Story) -> None:
             async with running_alertmanager(config, Path(folder)) as url:
                 theirs = Theirs(url, hooks, story, session)
                 for number, step in enumerate(story.steps):
+                    before = open_ones
                     open_ones = [one for one in open_ones if one not in step.resolves]
                     open_ones += step.fires
-                    ends |= held_ends(story, number, open_ones)
+                    ends |= held_ends(story, number, before, open_ones)
                     wanted = without(ends, await ours.step(number, step))
                     found = without(ends, await theirs.step(number, step, wanted))
                     assert found == wanted, f"step {number} of {story}"
