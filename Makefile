@@ -14,7 +14,7 @@ help:
 	@echo 'make docs     the documentation as a site, in docs/_build'
 	@echo 'make bench    the benchmarks of docs/explanation/performance.md (long)'
 	@echo 'make torture  the long forms of the tests that kill things (long)'
-	@echo 'make peers    tests against real services of others; some are built first, once, in minutes (~/.cache/tocsin)'
+	@echo 'make peers    tests against real services of others; some are built first, once, in minutes (~/.cache/tocsin); Slurm: tools/setup-peers'
 	@echo 'make matrix   rule-quality, then tests/matrix with each torch from 2.4 to the newest; some GB each, in TOCSIN_MATRIX'
 	@echo 'make rule-quality  all rules on all small trainings, healthy and with faults; writes docs/explanation/rule-quality.md'
 	@echo 'make clean    remove .venv and all caches'
