@@ -1,6 +1,6 @@
 """A Slurm of one node with two cores for the tests: munged, slurmctld and slurmd in a folder.
 
-Needs the Debian packages slurm-wlm and munge (or their like); no systemd, no database, no root.
+Needs what `tools/setup-peers` installs (or its like); no systemd, no database, no root.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ import psutil
 
 from support.waiting import wait_until
 
+_NODES = ("localhost", "second")
+API = "v0.0.38"
+"""What Debian's slurmrestd offers."""
+
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch", "srun")
 
 # Both daemons would listen on all addresses without NoInAddrAny, a requeued job would wait for two
@@ -35,18 +39,18 @@ AuthType=auth/munge
 AuthInfo=socket={folder}/munge.sock,cred_expire=5
 CryptoType=crypto/munge
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool/%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/%n.log
 ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 SwitchType=switch/none
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-SchedulerParameters=batch_sched_delay=0,sched_interval=1
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 ReturnToService=2
 KillWait=5
@@ -58,9 +62,19 @@ PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def unavailable() -> str | None:
-    """Why there can be no Slurm here; None if there can."""
-    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+# A heterogeneous job needs a node for each of its parts.
+SECOND_NODE = "NodeName=second NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2\n"
+
+# What lets a slurmrestd in: tokens that the controller signs.
+TOKENS = """\
+AuthAltTypes=auth/jwt
+AuthAltParameters=jwt_key={folder}/jwt.key
+"""
+
+
+def unavailable(*more: str) -> str | None:
+    """Why there can be no Slurm with these programs here; None if there can."""
+    missing = [program for program in (*PROGRAMS, *more) if shutil.which(program) is None]
     return f"no Slurm here: {', '.join(missing)} not found" if missing else None
 
 
@@ -69,6 +83,7 @@ class Slurm:
     """A running one."""
 
     environ: Mapping[str, str]
+    folder: Path
 
     def call(self, *command: str) -> str:
         """What a command of Slurm prints; it must succeed."""
@@ -82,6 +97,29 @@ class Slurm:
         """What `scontrol show job` says."""
         words = self.call("scontrol", "show", "job", job_id).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def submit(self, script: str, *options: str) -> str:
+        """Submit the lines of a batch script; returns the job id. Its output is in the folder."""
+        path = self.folder / f"script-{len(list(self.folder.glob('script-*')))}"
+        path.write_text(f"#!/bin/bash\n{script}\n")
+        output = f"--output={self.folder}/%A_%a.out" if "--array" in str(options) else None
+        output = output or f"--output={self.folder}/%j.out"
+        form = ("--parsable", "--open-mode=append", f"--chdir={self.folder}", output)
+        return self.call("sbatch", *form, *options, str(path))
+
+    def said(self, job_id: str) -> str:
+        """What a job has written."""
+        path = self.folder / f"{job_id}.out"
+        return path.read_text() if path.exists() else ""
+
+    def stop_controller(self) -> None:
+        """End slurmctld; jobs go on."""
+        _end(self.folder, "slurmctld")
+
+    def start_controller(self) -> None:
+        """Start it again, with what it knew."""
+        self.call("slurmctld")
+        wait_until(lambda: "UP" in self.call("scontrol", "ping"), 30, "slurmctld answers")
 
     def finish(self, job_id: str, timeout_s: float = 100) -> dict[str, str]:
         """Wait for a job's end."""
@@ -101,13 +139,23 @@ def _free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def slurm_cluster(folder: Path, environ: Mapping[str, str]) -> Iterator[Slurm]:
-    """Start one in an empty folder with a short path: it holds a Unix socket."""
+def slurm_cluster(
+    folder: Path, environ: Mapping[str, str], *, tokens: bool = False, two_nodes: bool = False
+) -> Iterator[Slurm]:
+    """Start one in an empty folder with a short path: it holds a Unix socket.
+
+    With `tokens` its controller takes JSON web tokens, which `scontrol token` gives. With
+    `two_nodes` this machine is another node, too.
+    """
     for part in ("state", "spool"):
         (folder / part).mkdir()
     config = folder / "slurm.conf"
-    config.write_text(CONFIG.format(folder=folder, user=getpass.getuser(), ports=_free_ports(2)))
-    slurm = Slurm({**os.environ, **environ, "SLURM_CONF": str(config)})
+    text = (SECOND_NODE if two_nodes else "") + CONFIG + (TOKENS if tokens else "")
+    config.write_text(text.format(folder=folder, user=getpass.getuser(), ports=_free_ports(3)))
+    if tokens:
+        (folder / "jwt.key").write_bytes(os.urandom(32))
+        (folder / "jwt.key").chmod(0o600)
+    slurm = Slurm({**os.environ, **environ, "SLURM_CONF": str(config)}, folder)
     try:
         slurm.call("mungekey", "--create", f"--keyfile={folder}/munge.key")
         files = {"key-file": "key", "socket": "sock", "log-file": "log", "seed-file": "seed"}
@@ -115,8 +163,13 @@ def slurm_cluster(folder: Path, environ: Mapping[str, str]) -> Iterator[Slurm]:
         # --force: munged refuses a folder below one that is closed to others, as a test's is.
         slurm.call("munged", "--force", f"--pid-file={folder}/munged.pid", *options)
         slurm.call("slurmctld")
-        slurm.call("slurmd", "-N", "localhost")
-        wait_until(lambda: slurm.call("sinfo", "-h", "-o", "%T") == "idle", 30, "the node is idle")
+        nodes = _NODES if two_nodes else _NODES[:1]
+        for node in nodes:
+            slurm.call("slurmd", "-N", node)
+        idle = ["idle"] * len(nodes)
+        wait_until(
+            lambda: slurm.call("sinfo", "-hN", "-o", "%T").split() == idle, 30, "nodes are idle"
+        )
         yield slurm
     finally:
         _down(slurm, folder)
@@ -129,9 +182,46 @@ def _down(slurm: Slurm, folder: Path) -> None:
             slurm.call("scontrol", "update", f"JobId={job_id}", "Requeue=0")
             slurm.call("scancel", job_id)
         wait_until(lambda: not slurm.call("squeue", "-h", "-o", "%A"), 20, "no job is left")
-    for name in ("slurmd", "slurmctld", "munged"):
-        with suppress(OSError, ValueError, psutil.NoSuchProcess):
-            process = psutil.Process(int((folder / f"{name}.pid").read_text()))
-            process.send_signal(signal.SIGTERM)
-            with suppress(psutil.TimeoutExpired):
-                process.wait(10)
+    for name in (*_NODES, "slurmctld", "munged"):
+        _end(folder, name)
+
+
+def _end(folder: Path, name: str) -> None:
+    with suppress(OSError, ValueError, psutil.NoSuchProcess):
+        process = psutil.Process(int((folder / f"{name}.pid").read_text()))
+        process.send_signal(signal.SIGTERM)
+        with suppress(psutil.TimeoutExpired):
+            process.wait(10)
+
+
+@contextmanager
+def slurm_rest(slurm: Slurm) -> Iterator[str]:
+    """Start a slurmrestd for a cluster that takes tokens; gives its URL."""
+    (port,) = _free_ports(1)
+    # It refuses to run as root, or as the user of Slurm.
+    user = ("-u", "nobody", "-g", "nogroup") if os.geteuid() == 0 else ()
+    # Only tokens: with munge it would act as the user that it runs as.
+    command = (
+        "slurmrestd",
+        *user,
+        "-a",
+        "rest_auth/jwt",
+        "-s",
+        "openapi/v0.0.38",
+        f"127.0.0.1:{port}",
+    )
+    with (slurm.folder / "slurmrestd.log").open("w") as log:
+        process = subprocess.Popen(
+            command, env={**slurm.environ, "SLURM_JWT": "daemon"}, stdout=log, stderr=log
+        )
+    try:
+        wait_until(lambda: _listens(port), 30, "slurmrestd listens")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -24,7 +24,7 @@ from tocsin.schemas.errors import ConfigurationError
 if TYPE_CHECKING:
     import aiohttp
 
-Method = Literal["GET", "POST", "PATCH", "PUT"]
+Method = Literal["GET", "POST", "PATCH", "PUT", "DELETE"]
 
 TIMEOUT_S: Final = 15.0
 """For one attempt as a whole."""
@@ -71,6 +71,7 @@ class HttpPoster:
         *,
         headers: Mapping[str, SecretStr] | None = None,
         tls: ssl.SSLContext | None = None,
+        longest: int = LONGEST_ANSWER,
     ) -> tuple[Outcome, JsonValue]:
         """One attempt, with JSON if there is a body, and the JSON that is answered; None if it is
         none.
@@ -79,6 +80,7 @@ class HttpPoster:
 
         Args:
             tls: as for `post`.
+            longest: bytes that are read of the answer.
         """
         sent = {name: value.get_secret_value() for name, value in (headers or {}).items()}
         if body is not None:
@@ -91,7 +93,7 @@ class HttpPoster:
             None if body is None else json.dumps(body, ensure_ascii=False).encode(),
             sent,
             tls=tls,
-            read=LONGEST_ANSWER,
+            read=longest,
         )
         try:
             return outcome, json.loads(answer)

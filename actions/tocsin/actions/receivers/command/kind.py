@@ -7,9 +7,6 @@ log in where tocsin runs. So a program is named on the command line of tocsin, t
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,6 +17,7 @@ from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.delivery.records import issue_of
 from tocsin.actions.delivery.retry import Outcome
 from tocsin.actions.receivers.aws import event_text
+from tocsin.actions.receivers.command.child import KEPT, end_group
 from tocsin.actions.receivers.command.config import CommandReceiver
 from tocsin.actions.receivers.kind import ReceiverContext, ReceiverKind
 from tocsin.schemas.configuration.settings import value_of
@@ -27,10 +25,6 @@ from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.deliveries import DIGEST
 
 AT_ONCE: Final = 4
-_KEPT: Final = ("HOME", "LANG", "LC_ALL", "PATH", "TZ", "USER")
-"""What a program gets of our environment: all else may hold secrets."""
-_GRACE_S: Final = 2.0
-"""Between SIGTERM and SIGKILL."""
 _CONFIG: Final = 78
 """The exit status EX_CONFIG of sysexits: another attempt is pointless."""
 
@@ -62,7 +56,7 @@ class Command(ReceiverKind[CommandReceiver, CommandTarget]):
                 f"receiver {name!r}: {program} may not run here; "
                 f"--allow-command {program} on tocsin's command line would allow it"
             )
-        environment = {key: context.environ[key] for key in _KEPT if key in context.environ}
+        environment = {key: context.environ[key] for key in KEPT if key in context.environ}
         for key, given in config.environment.items():
             value = value_of(given, context.secrets)
             if value is None:
@@ -119,23 +113,11 @@ class CommandSender:
             return Outcome(later=f"the program was killed after {target.timeout_s:g} s")
         finally:
             # Shielded: a service that ends leaves no program behind.
-            await asyncio.shield(_end(process))
+            await asyncio.shield(end_group(process))
         return _outcome(process.returncode)
 
     async def close(self) -> None:
         """Nothing stays open."""
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """End a program that still runs, with all of its group."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_GRACE_S):
-                await process.wait()
 
 
 def _outcome(code: int | None) -> Outcome:

@@ -1,0 +1,1 @@
+"""Slurm: one job, array task or heterogeneous job that is cancelled and not queued again."""
