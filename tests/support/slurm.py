@@ -93,6 +93,12 @@ class Slurm:
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         return done.stdout.strip()
 
+    def fails(self, *command: str) -> bool:
+        """Whether a command of Slurm does not succeed."""
+        environ = dict(self.environ)
+        done = subprocess.run(command, env=environ, capture_output=True, timeout=60)
+        return done.returncode != 0
+
     def job(self, job_id: str) -> dict[str, str]:
         """What `scontrol show job` says."""
         words = self.call("scontrol", "show", "job", job_id).split()
@@ -102,10 +108,8 @@ class Slurm:
         """Submit the lines of a batch script; returns the job id. Its output is in the folder."""
         path = self.folder / f"script-{len(list(self.folder.glob('script-*')))}"
         path.write_text(f"#!/bin/bash\n{script}\n")
-        output = f"--output={self.folder}/%A_%a.out" if "--array" in str(options) else None
-        output = output or f"--output={self.folder}/%j.out"
-        form = ("--parsable", "--open-mode=append", f"--chdir={self.folder}", output)
-        return self.call("sbatch", *form, *options, str(path))
+        where = (f"--chdir={self.folder}", f"--output={self.folder}/%j.out", "--open-mode=append")
+        return self.call("sbatch", "--parsable", *where, *options, str(path))
 
     def said(self, job_id: str) -> str:
         """What a job has written."""
@@ -119,7 +123,7 @@ class Slurm:
     def start_controller(self) -> None:
         """Start it again, with what it knew."""
         self.call("slurmctld")
-        wait_until(lambda: "UP" in self.call("scontrol", "ping"), 30, "slurmctld answers")
+        wait_until(lambda: not self.fails("scontrol", "ping"), 30, "slurmctld answers")
 
     def finish(self, job_id: str, timeout_s: float = 100) -> dict[str, str]:
         """Wait for a job's end."""
