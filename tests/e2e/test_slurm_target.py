@@ -168,7 +168,6 @@ async def test_a_controller_that_is_away_for_a_while_delays_the_stop(slurm: Slur
 @pytest.mark.peers
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root acts as another user")
 async def test_a_user_s_job_is_ended_by_its_owner_or_an_operator(slurm: Slurm) -> None:
-    slurm.folder.chmod(0o755)
     as_nobody = ("setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups")
     job = started(slurm, slurm.submit(PLAIN))
     programs = slurm.folder / "programs"

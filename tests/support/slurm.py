@@ -151,6 +151,7 @@ def slurm_cluster(
     With `tokens` its controller takes JSON web tokens, which `scontrol token` gives. With
     `two_nodes` this machine is another node, too.
     """
+    folder.chmod(0o755)  # for slurmrestd, and whoever else a test acts as
     for part in ("state", "spool"):
         (folder / part).mkdir()
     config = folder / "slurm.conf"
@@ -181,7 +182,8 @@ def slurm_cluster(
 
 def _down(slurm: Slurm, folder: Path) -> None:
     with suppress(AssertionError, subprocess.TimeoutExpired):
-        for job_id in slurm.call("squeue", "-h", "-o", "%A").split():
+        # As array and task: `scancel` finds no task by its own id once the array's last has ended.
+        for job_id in slurm.call("squeue", "-h", "-o", "%i").split():
             # A job that queues itself again would come back for ever.
             slurm.call("scontrol", "update", f"JobId={job_id}", "Requeue=0")
             slurm.call("scancel", job_id)

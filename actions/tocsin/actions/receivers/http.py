@@ -84,7 +84,7 @@ class HttpPoster:
         """
         sent = {name: value.get_secret_value() for name, value in (headers or {}).items()}
         if body is not None:
-            sent["content-type"] = "application/json; charset=utf-8"
+            sent.setdefault("content-type", "application/json; charset=utf-8")
         if token is not None:
             sent["authorization"] = f"Bearer {token.get_secret_value()}"
         outcome, answer = await self._exchange(

@@ -14,6 +14,7 @@ GROUP: Final = "tocsin.stop_targets"
 """The entry points by which a package offers kinds: the kind's name, and its class."""
 
 BUILT_IN: Final[Mapping[str, str]] = {
+    "slurm": "tocsin.actions.targets.slurm.kind:Slurm",
     "sagemaker": "tocsin.actions.targets.sagemaker.kind:SageMaker",
     "batch": "tocsin.actions.targets.batch.kind:Batch",
     "ray": "tocsin.actions.targets.ray_job.kind:Ray",

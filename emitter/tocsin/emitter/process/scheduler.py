@@ -43,7 +43,8 @@ def slurm(environ: Mapping[str, str]) -> SchedulerJob | None:
             "cluster": "SLURM_CLUSTER_NAME",
             "array_job": "SLURM_ARRAY_JOB_ID",
             "array_task": "SLURM_ARRAY_TASK_ID",
-            "het_job": "SLURM_HET_JOB_ID",
+            # Set in all parts of a heterogeneous job, whose job id is that of the first part.
+            "het_job": "SLURM_JOB_ID_HET_GROUP_0",
         },
     )
     if "job" not in names:

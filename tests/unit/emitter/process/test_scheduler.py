@@ -25,7 +25,7 @@ def test_a_job_of_slurm_is_named_by_its_id_and_how_often_it_was_started_again() 
         "SLURM_CLUSTER_NAME": "a100",
         "SLURM_ARRAY_JOB_ID": "4711",
         "SLURM_ARRAY_TASK_ID": "2",
-        "SLURM_HET_JOB_ID": "",
+        "SLURM_JOB_ID_HET_GROUP_0": "",
     }
     assert scheduler_of(array) == SchedulerJob(
         kind="slurm",
@@ -36,6 +36,10 @@ def test_a_job_of_slurm_is_named_by_its_id_and_how_often_it_was_started_again() 
             "array_job": "4711",
             "array_task": "2",
         },
+    )
+    parts = {"SLURM_JOB_ID": "9", "SLURM_JOB_ID_HET_GROUP_0": "9", "SLURM_JOB_ID_HET_GROUP_1": "10"}
+    assert scheduler_of(parts) == SchedulerJob(
+        kind="slurm", names={"job": "9", "restarts": "0", "het_job": "9"}
     )
 
 

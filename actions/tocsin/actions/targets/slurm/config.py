@@ -27,8 +27,10 @@ class SlurmRest(Section):
 
 
 class SlurmTarget(TargetConfig):
-    """A Slurm cluster: runs `scontrol`, `squeue` and `scancel` of this machine, with its
-    `slurm.conf`, or asks a slurmrestd."""
+    """Ends jobs of a Slurm cluster, by its commands or its REST API.
+
+    The commands `scontrol`, `squeue` and `scancel` of this machine reach the cluster of its
+    `slurm.conf`, or of the one that the variable SLURM_CONF names."""
 
     type: Literal["slurm"] = Field(examples=["slurm"])
     """The kind of target."""

@@ -112,7 +112,12 @@ def rest_controller(name: str, config: SlurmRest, context: TargetContext) -> Res
     return Rest(
         HttpPoster(context.guard),
         SecretStr(base),
-        {"X-SLURM-USER-NAME": SecretStr(config.user), "X-SLURM-USER-TOKEN": token},
+        {
+            "X-SLURM-USER-NAME": SecretStr(config.user),
+            "X-SLURM-USER-TOKEN": token,
+            # With a charset behind it, v0.0.38 answers 400.
+            "content-type": SecretStr("application/json"),
+        },
         None
         if config.tls is None
         else tls_context(config.tls, folder=context.folder, what=f"target {name!r}"),
