@@ -114,6 +114,7 @@ secrets:
   #goalert-url: {env: TOCSIN_GOALERT_URL}
   #alertmanager-token: {env: TOCSIN_ALERTMANAGER_TOKEN}
   #twilio-token: {env: TOCSIN_TWILIO_TOKEN}
+  #slurm-token: {file: secrets/slurm-token}
 
 # The bus carries all records: one SQLite file (embedded:PATH, no server, one machine) or Kafka (a
 # fleet). Default: embedded:.tocsin/bus.db; --bus and TOCSIN_BUS override this.
@@ -302,6 +303,16 @@ limits:
 # scheduler itself gives a job between SIGTERM and SIGKILL. confirm_within: how long to look for the
 # end of the job.
 targets:
+  # With the commands and the slurm.conf of this machine; or through slurmrestd.
+  #a100: {type: slurm}
+  #h100:
+  #  type: slurm
+  #  rest:
+  #    url: https://slurm.example.com:6820
+  #    api: v0.0.41
+  #    user: tocsin
+  #    token: {secret: slurm-token}
+  #    tls: {ca: tls/slurm-ca.pem}
   # With the machine's AWS credentials.
   #ml-training: {type: sagemaker, region: eu-central-1, grace: 120s, confirm_within: 10m}
   #ml-batch: {type: batch, region: eu-central-1}
@@ -320,7 +331,7 @@ targets:
 # Which targets may end the jobs of which runs. Default: none. match: labels of the run, and run:
 # its id; {} matches every run.
 policy:
-  #- {match: {team: vision}, may_stop_on: [ml-training, ml-batch]}
+  #- {match: {team: vision}, may_stop_on: [a100, h100, ml-training, ml-batch]}
 
 # Issues that are known, and notify nobody for some time. mutes: notify, stop or both. `tocsin
 # silence` adds one without a change of this file.
