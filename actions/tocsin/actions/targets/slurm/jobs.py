@@ -116,7 +116,7 @@ def number_of(names: Mapping[str, str], name: str) -> int | None:
     if not text:
         return None
     if not _NUMBER.fullmatch(text):
-        raise ValueError(f"the run recorded a Slurm {name} that is no number")
+        raise ValueError(f"the run recorded something as the {name} of Slurm, expected digits")
     return int(text)
 
 
