@@ -23,6 +23,8 @@ SET_BY_YOU: Final[Mapping[str, str]] = {
     "overrides it; it overrides `bus` in the configuration.",
     "TOCSIN_LABELS": "Labels of the run: `team=vision,env=prod`. They override those of the "
     "configuration; `--label` overrides them.",
+    "TOCSIN_SCHEDULER": "What a scheduler of your own calls the job, for a stop target: "
+    "`lab:job=17,start=2`.",
     "TOCSIN_RUN_ID": "Id of the run. `--run-id` overrides it.",
     "TOCSIN_JOB_ID": "Id of the job. Launchers of one job on several nodes need the same one if no "
     "scheduler provides it.",

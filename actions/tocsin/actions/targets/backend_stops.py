@@ -26,8 +26,8 @@ from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.runs import RunView
 from tocsin.schemas.records.runs_view import RunSeen
 
-SLACK_MS: Final = 15_000
-"""What a launcher may need beside the two graces of its ladder, until its answers are read."""
+SLACK_MS: Final = 20_000
+"""What a launcher may need beside the graces of its ladder, until its answers are read."""
 
 DEFAULT_CONFIRM_MS: Final = 300_000
 """For a target that the configuration does not name any more."""
@@ -135,9 +135,11 @@ class BackendStops:
 def ladder_end_ms(stop: Delivery, view: RunView) -> int:
     """When a launcher that obeys has ended the job at the latest, of a stop that was sent.
 
-    It gives the job its grace twice: for the edge, and after SIGTERM.
+    It gives the job its grace for the edge, once more while it saves, and again after SIGTERM.
     """
     mine = view.stop if view.stop and view.stop.command_id == stop.delivery_id else None
-    heard_ms = None if mine is None else mine.states.get("acknowledged")
-    grace_s = command_of(stop.event or {}).data.grace_s
-    return (heard_ms or sent_ms(stop)) + round(2_000 * grace_s) + SLACK_MS
+    states = {} if mine is None else mine.states
+    grace_ms = round(1_000 * command_of(stop.event or {}).data.grace_s)
+    if (escalated_ms := states.get("escalated")) is not None:
+        return escalated_ms + grace_ms + SLACK_MS
+    return states.get("acknowledged", sent_ms(stop)) + 3 * grace_ms + SLACK_MS

@@ -16,6 +16,7 @@ from tocsin.console.views.stop_history import (
     StopHistory,
     history_facts,
     history_lines,
+    job_text,
     stop_history,
 )
 from tocsin.schemas.compute import NO_PRICES
@@ -248,6 +249,9 @@ def _done_lines(story: Story) -> Iterator[str]:
         )
         by = plain_line(delivery.decided_by) or "unknown"
         yield f"{'':<{_LABEL}}decided by {by}"
+        if (backend := delivery.backend) is not None:
+            yield f"{'':<{_LABEL}}{job_text(backend)}"
+            yield f"{'':<{_LABEL}}permitted by {plain_line(backend.permitted_by)}"
         if delivery.group:
             yield f"{'':<{_LABEL}}in one message with others of {plain_line(delivery.group)}"
         if delivery.state != "delivered" or delivery.attempts > 1:

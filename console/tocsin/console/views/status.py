@@ -22,6 +22,7 @@ from tocsin.console.views.issues import (
 )
 from tocsin.console.views.receivers import suspended_lines, suspended_receivers
 from tocsin.console.views.rule_status import in_a_line
+from tocsin.console.views.stop_history import backend_lines
 from tocsin.schemas.compute import NO_PRICES, saved_by_stop
 from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.configurations import ConfigurationRefused
@@ -96,6 +97,8 @@ def print_status(
             lines.append(f"saved by the stop of {run.run_id}: {saved.text}")
         for line in map(plain_line, lines):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
+    for line in backend_lines(view.deliveries):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     for line in suspended_lines(suspended_receivers(view.deliveries)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     issues = view.issues

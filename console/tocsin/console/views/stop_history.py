@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from tocsin.schemas.compute import NO_PRICES, Compute, saved_by_stop
 from tocsin.schemas.configuration.sections import PricesConfig
+from tocsin.schemas.records.deliveries import BackendStop, Delivery
 from tocsin.schemas.records.runs import Checkpoint, RunView, StopView
 from tocsin.schemas.records.runs_view import CommandSeen
 from tocsin.schemas.text import exit_text, plain_line, time_text
@@ -116,6 +117,19 @@ def checkpoint_line(decision: str, checkpoint: Checkpoint | None, reason: str = 
         "skipped": "saved no checkpoint, as requested",
     }.get(decision, "saved no checkpoint")
     return f"{line}: {plain_line(reason)}" if reason else line
+
+
+def job_text(backend: BackendStop) -> str:
+    """The job that a backend is to end: `farm is to end the job of slurm (job 7, restarts 0)`."""
+    names = ", ".join(f"{name} {value}" for name, value in backend.job.names.items())
+    return plain_line(f"{backend.target} is to end the job of {backend.job.kind} ({names})")
+
+
+def backend_lines(deliveries: Iterable[Delivery]) -> Iterator[str]:
+    """For people: each stop that a backend works on, with how far it has come."""
+    for one in deliveries:
+        if one.backend is not None and not one.final:
+            yield plain_line(f"stop of {one.run_id}: {one.reason}")
 
 
 def _state_text(view: StopView, state: str) -> str:

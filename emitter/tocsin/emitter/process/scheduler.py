@@ -9,6 +9,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from tocsin.emitter.process.environment import SCHEDULER, parse_labels
+from tocsin.schemas.records.fields import MAX_ENTRIES
 from tocsin.schemas.records.runs import MAX_SCHEDULER_NAME, SchedulerJob
 
 
@@ -31,6 +33,17 @@ def given(environ: Mapping[str, str], variables: Mapping[str, str]) -> dict[str,
         for name, value in found.items()
         if 0 < len(value) <= MAX_SCHEDULER_NAME and value.isprintable()
     }
+
+
+def own(environ: Mapping[str, str]) -> SchedulerJob | None:
+    """A job of a scheduler that is not known here, as `TOCSIN_SCHEDULER` has it:
+    `lab:job=17,start=2`. What is written otherwise is none."""
+    kind, _, listed = environ.get(SCHEDULER, "").partition(":")
+    names = parse_labels(listed)
+    names = given(names, {name: name for name in list(names)[:MAX_ENTRIES]})
+    if not 0 < len(kind) <= 32 or not names:
+        return None
+    return SchedulerJob(kind=kind, names=names)
 
 
 def slurm(environ: Mapping[str, str]) -> SchedulerJob | None:
@@ -91,9 +104,11 @@ def ray(environ: Mapping[str, str]) -> SchedulerJob | None:
 _REGION: Final = {"region": "AWS_REGION"}
 
 _SCHEDULERS: Final[Sequence[Callable[[Mapping[str, str]], SchedulerJob | None]]] = (
+    own,
     ray,
     slurm,
     sagemaker,
     batch,
 )
-"""The innermost first: a Ray job in a pod is ended by Ray, for the pod is others' too."""
+"""What was set by hand, then the innermost first: a Ray job in a pod is ended by Ray, for the pod
+is others' too."""

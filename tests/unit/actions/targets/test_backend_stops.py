@@ -40,7 +40,7 @@ from tocsin.schemas.signing import SigningKey, TrustedKeys
 from tocsin.schemas.topics import ISSUE_PARTITIONS, issue_partition
 
 GRACE_MS = 30_000
-LADDER_MS = 2 * GRACE_MS + SLACK_MS
+LADDER_MS = 3 * GRACE_MS + SLACK_MS
 CONFIRM_MS = 60_000
 KEY = SigningKey.generate()
 CONFIG = Config()
@@ -206,6 +206,20 @@ async def test_the_ladder_counts_from_when_the_launcher_obeyed() -> None:
     await scene.until(LADDER_MS + 9_999)
     assert scene.farm.looks == 0
     await scene.until(LADDER_MS + 10_000)
+    assert scene.farm.looks > 0
+
+
+async def test_after_sigterm_it_counts_from_there() -> None:
+    scene = Scene(Farm())
+    await scene.view(run_view())
+    await scene.issue()
+    heard = {"acknowledged": NOW_MS, "escalated": NOW_MS + GRACE_MS}
+    command = scene.states[0].delivery_id
+    stop = StopView(state="escalated", command_id=command, how="SIGTERM", states=heard)
+    await scene.view(run_view(stop=stop, next_offset=2))
+    await scene.until(2 * GRACE_MS + SLACK_MS - 1)
+    assert scene.farm.looks == 0
+    await scene.until(2 * GRACE_MS + SLACK_MS)
     assert scene.farm.looks > 0
 
 

@@ -43,6 +43,13 @@ def test_a_job_of_slurm_is_named_by_its_id_and_how_often_it_was_started_again() 
     )
 
 
+def test_a_scheduler_of_your_own_is_set_by_hand() -> None:
+    environ = {"SLURM_JOB_ID": "7", "TOCSIN_SCHEDULER": "lab:job=17, start=2"}
+    assert scheduler_of(environ) == SchedulerJob(kind="lab", names={"job": "17", "start": "2"})
+    for wrong in ("lab", "lab:", ":job=1", "lab:job", f"{'k' * 33}:job=1"):
+        assert scheduler_of({"TOCSIN_SCHEDULER": wrong}) is None
+
+
 def test_what_no_scheduler_can_have_given_is_left_out() -> None:
     long = "1" * (MAX_SCHEDULER_NAME + 1)
     assert scheduler_of({"SLURM_JOB_ID": long}) is None
