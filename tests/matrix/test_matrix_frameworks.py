@@ -24,6 +24,8 @@ from support.stops import StopSigner
 from support.watched import records
 from tocsin.emitter import api
 from tocsin.emitter.api import Run
+from tocsin.emitter.checkpoints.health import health
+from tocsin.emitter.checkpoints.pins import pin
 from tocsin.emitter.hooks import torch_patches
 from tocsin.emitter.stop import exit_points
 from tocsin.emitter.training.context import current
@@ -485,6 +487,23 @@ def test_the_trainer_saves_a_checkpoint_if_the_weights_are_finite(
         assert decided.checkpoint is not None
         assert decided.checkpoint.path == str(watched / "out" / "checkpoint-4")
         assert (watched / "out" / "checkpoint-4" / "trainer_state.json").exists()
+
+
+def test_the_rotation_of_the_trainer_leaves_the_pin(tmp_path: Path) -> None:
+    transformers = needed("transformers")
+
+    class Pin(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 1:
+                pin(tmp_path / "out" / "checkpoint-1", "hard_link")
+
+    with unwatched():
+        hugging_face(tmp_path, [Pin()], max_steps=4, save_steps=1, save_total_limit=2).train()
+    left = {path.name for path in (tmp_path / "out").glob("checkpoint-*")}
+    assert left == {"checkpoint-3", "checkpoint-4"}
+    found = health(tmp_path / "out" / "tocsin-pinned" / "checkpoint-1")
+    assert found.torn == ""
+    assert found.tensors > 10
 
 
 def test_accelerate_saves_its_state_for_a_stop(watched: Path) -> None:

@@ -46,6 +46,8 @@ def main(arguments: list[str]) -> int:
         bus_url=url,
         open_bus=lambda: open_bus(url),
         stop=given.get("stop", "on") == "on",
+        hold=given.get("hold") == "yes",
+        pin="hard_link" if given.get("pin") == "yes" else None,
         drain_s=float(given.get("drain_s", "0.2")),
         quiet=given.get("quiet") == "yes",
         summary=folder / "summary.json",

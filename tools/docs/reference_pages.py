@@ -51,6 +51,8 @@ SET_BY_TOCSIN: Final[Mapping[str, str]] = {
     "TOCSIN_LAUNCHER": "Socket of the launcher. Its presence tells a process that it runs under "
     "`tocsin run`.",
     "TOCSIN_RUNTIME_DIR": "Private folder of the run on this node, for sockets.",
+    "TOCSIN_AFTER_STOP": "Why the run of this job was stopped before, for the job itself.",
+    "TOCSIN_STOP_PIN": "`stop.pin`, as `start()` has read it.",
     "TOCSIN_CAPTURE": "The section `capture` as the launcher has read it.",
     "TOCSIN_BUS_PREFIX": "Prefix of the topic names, as the launcher has read it.",
     "TOCSIN_PYTHONPATH": "Folders of your `PYTHONPATH` that tocsin's own processes do not import "

@@ -367,6 +367,10 @@ heartbeat:
 # ~/.config/tocsin/keys.
 stop:
   #trusted_keys: [keys/actions.pub]
+  # Keep the last good checkpoint of a run that is stopped: off, hard_link or copy. And whether
+  # `tocsin run` starts a run again that was stopped: go_on or hold.
+  #pin: hard_link
+  #on_restart: hold
 
 # Rules and their actions, in addition to the line on the terminal: `stop`, and names of receivers.
 # Only this list decides; without a list, the rules that are marked below stop their run. Forms:

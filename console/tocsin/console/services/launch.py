@@ -100,6 +100,8 @@ def launch_options(
         labels=context.settings.labels,
         capture=config.capture.model_dump_json(exclude_defaults=True),
         stop=options.stop,
+        pin=None if config.stop.pin == "off" else config.stop.pin,
+        hold=config.stop.on_restart == "hold",
         trusted_keys=tuple(context.loaded.locate(path) for path in trusted),
         drain_s=options.drain_s,
         quiet=options.quiet,

@@ -10,6 +10,7 @@ from typing import Final
 
 from tocsin.bus.embedded.location import default_place
 from tocsin.bus.port import Bus
+from tocsin.emitter.checkpoints.pins import PIN, Pins, how_to_pin
 from tocsin.emitter.checkpoints.reader import CheckpointReader
 from tocsin.emitter.launch.helper import DRAIN_S
 from tocsin.emitter.launch.helper_child import HelperChild, helper_command, helper_words
@@ -93,6 +94,8 @@ def environment(
             path = origin / Path(url.removeprefix("embedded:")).expanduser()
         url = f"embedded:{os.path.abspath(path)}"
     found[BUS] = url
+    if loaded.config.stop.pin != "off":
+        found[PIN] = loaded.config.stop.pin
     if loaded.config.stop.trusted_keys is not None:
         keys = tuple(loaded.folder / key for key in loaded.config.stop.trusted_keys)
         found[STOP_KEYS] = os.pathsep.join(str(key) for key in trusted_paths(base, keys))
@@ -150,6 +153,7 @@ class Services:
             return
 
         reader = CheckpointReader(training.speaker.run_id, training.emit)
+        pins = Pins(training.speaker.run_id, how_to_pin(self._environ), training.emit)
 
         async def sample(bus: Bus) -> None:
             topics = Topics(self._environ[PREFIX])
@@ -173,6 +177,9 @@ class Services:
             training.speaker,
             training.emit,
             datagrams.Endpoint(self._folder / datagrams.LAUNCHER_SOCKET),
+            on_obeyed=lambda trainer, command: pins.keep(
+                command.last_good_checkpoint, command.incarnation
+            ),
             on_saved=reader.heard,
             beside=beside,
         )

@@ -19,6 +19,7 @@ from typing import Final
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.embedded.unmapped import Child, UnmappedBus
 from tocsin.bus.port import BusError, Record, RunBus
+from tocsin.emitter.checkpoints.pins import Pins
 from tocsin.emitter.checkpoints.reader import CheckpointReader
 from tocsin.emitter.launch import messages
 from tocsin.emitter.launch.bus_session import FLUSH_S, Watch
@@ -29,6 +30,7 @@ from tocsin.emitter.launch.helper import HelperProcess, helper_environment
 from tocsin.emitter.launch.job import CannotStart, Job
 from tocsin.emitter.launch.options import LaunchOptions, job_environment
 from tocsin.emitter.launch.own_run import OwnRun
+from tocsin.emitter.launch.predecessor import Predecessor, stopped_before
 from tocsin.emitter.launch.run_records import StopState, keep_beating, run_ended, run_started
 from tocsin.emitter.launch.signals import ENDING, ForwardedSignals
 from tocsin.emitter.launch.summary import Summary, decide_end
@@ -44,6 +46,7 @@ from tocsin.emitter.stop.unwatched import LINES
 from tocsin.emitter.stop.verification import read_keys, trusted_paths, untrusted_places
 from tocsin.schemas.compute import saved_by_stop
 from tocsin.schemas.errors import TocsinError
+from tocsin.schemas.exit_codes import STOPPED
 from tocsin.schemas.ids import incarnation_id
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.process.own_python import python_environment
@@ -66,6 +69,9 @@ UNHEARD_S: Final = 10.0
 
 CHECKPOINTS_S: Final = 5.0
 """How long, after the job, the checkpoints that it saved last are read, seconds."""
+
+LOOK_BACK_S: Final = 5.0
+"""How long to find out whether the run was stopped before, seconds."""
 
 HELPER_CLOSE_S: Final = 3.0
 _DRAIN_LOOK_S: Final = 0.05
@@ -94,6 +100,10 @@ def launch(options: LaunchOptions) -> int:
         return launcher.sum_up(job)
 
 
+class _Held(Exception):
+    """The job is not started, as it was stopped before."""
+
+
 class _Launch:
     """One launch, on one event loop."""
 
@@ -117,6 +127,8 @@ class _Launch:
         self._told_off: set[str] = set()
         self._budget = EndBudget(options.drain_s)
         self._checkpoints = CheckpointReader(options.run_id, self._publish)
+        self._pins = Pins(options.run_id, options.pin, self._publish)
+        self._after_stop = ""
         self._starting: asyncio.Task[Job | None] | None = None
         self._key_paths = trusted_paths(os.environ, options.trusted_keys)
         self._stopper = Stopper(
@@ -170,6 +182,10 @@ class _Launch:
         self._starting = asyncio.create_task(self._start(stack, terminal), name="start the job")
         try:
             job = await self._starting
+        except _Held as error:
+            # Nothing is told of it: the stopped one stays the newest that the bus knows of.
+            self.print_line(str(error))
+            return STOPPED
         except CannotStart as error:
             self.print_line(str(error))
             await self._tell_end(error.exit_code, 0.0, str(error))
@@ -199,6 +215,7 @@ class _Launch:
             self._watch.take_datagrams()
             # The checkpoints that were saved last stand before it, too.
             await self._checkpoints.settled(self._budget.left_s(CHECKPOINTS_S))
+            await self._pins.settled(self._budget.left_s(CHECKPOINTS_S))
             await self._watch.publish_behind()
         self._stopper.job_gone()
         assert job.returncode is not None
@@ -221,6 +238,8 @@ class _Launch:
             self.print_line(line)
         try:
             environ = await self._start_watching(stack, environ)
+        except _Held:
+            raise
         except Exception as error:
             # The launcher's isolation: what fails on our side costs the watching, never the job.
             if not isinstance(error, (TocsinError, TimeoutError, OSError)):
@@ -257,14 +276,36 @@ class _Launch:
         )
         notice = getattr(bus, "notice", None)
         self.note(notice if isinstance(notice, str) else None)
+        await self._look_back(watch)
         endpoint = watch.listen_to_processes(runtime, self._heard)
         self._watch = watch
         environ = job_environment(options, base, runtime, endpoint.path)
+        if self._after_stop:
+            environ[environment.AFTER_STOP] = self._after_stop
         environ[environment.BUS] = bus.url
         self._start_helper()
         await self._begin_tasks(watch).wait_ready()
         await self._tell_start(watch)
         return environ
+
+    async def _look_back(self, watch: Watch) -> None:
+        """Whether the incarnation before was stopped. Raises _Held: this one is not to start."""
+        found: Predecessor | None = None
+        try:
+            async with asyncio.timeout(LOOK_BACK_S):
+                found = await stopped_before(watch.bus, self._topics, self.options.run_id)
+        except (TocsinError, TimeoutError) as error:
+            logger.warning("it is not known whether this run was stopped before: %s", error)
+        if found is None:
+            return
+        self._after_stop = found.reason
+        line = f"this run was stopped before: {found.reason}"
+        if self.options.hold:
+            raise _Held(
+                f"{line}; it is not started again (stop.on_restart: hold). Start it under another "
+                "--run-id, or set stop.on_restart to go_on"
+            )
+        self.note(line, wrong=True)
 
     def _own_helper(self) -> HelperProcess | None:
         options = self.options
@@ -329,7 +370,13 @@ class _Launch:
             self.note("no trusted key: stops of this run will be refused")
         self._keep({self._members.first})
         watch.publisher.publish(
-            run_started(self.options, self._members.first, self._restarts, stop)
+            run_started(
+                self.options,
+                self._members.first,
+                self._restarts,
+                stop,
+                after_stop=self._after_stop,
+            )
         )
         await watch.publisher.flush(FLUSH_S)
 
@@ -384,6 +431,9 @@ class _Launch:
         if isinstance(news, ConfigurationRefused):
             self.note(messages.refused_line(news), wrong=True)
             return
+        if isinstance(news, IssueFiring) and news.severity == "critical" and news.stop_worthy:
+            # Before the stop is decided: people may take their time, and the job goes on saving.
+            self._pins.keep(news.last_good_checkpoint, news.incarnation)
         if isinstance(news, IssueFiring) and (news.state != "ongoing" or news.turned_critical):
             self.note(messages.issue_line(news), wrong=news.severity != "info")
         elif isinstance(news, Delivery):
@@ -405,6 +455,8 @@ class _Launch:
         """What the stop has to say: on the bus and on the terminal."""
         self._publish(data)
         command, figures = self._stopper.command, self._stopper.figures
+        if command is not None:
+            self._pins.keep(command.last_good_checkpoint, command.incarnation)
         step = None if figures is None else figures.step
         self.note(messages.stop_line(data, command=command, step=step), wrong=True)
 

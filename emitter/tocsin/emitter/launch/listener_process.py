@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tocsin.bus.port import Bus, BusError
 from tocsin.bus.urls import open_bus
+from tocsin.emitter.checkpoints.pins import Pins, how_to_pin
 from tocsin.emitter.checkpoints.reader import CheckpointReader
 from tocsin.emitter.launch.enforcer import StopOrder
 from tocsin.emitter.send.publisher import Publisher
@@ -101,6 +102,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
 
     reader = CheckpointReader(speaker.run_id, publisher.publish)
+    pins = Pins(speaker.run_id, how_to_pin(os.environ), publisher.publish)
+
+    def obeyed(trainer: Trainer, command: StopRequested) -> None:
+        orders.obeyed(trainer, command)
+        pins.keep(command.last_good_checkpoint, command.incarnation)
 
     async def publish(bus: Bus) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -113,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         speaker,
         publisher.publish,
         datagrams.Endpoint.inherited(arguments.socket, arguments.socket_fd),
-        on_obeyed=orders.obeyed,
+        on_obeyed=obeyed,
         on_left=orders.left,
         on_saved=reader.heard,
         beside=publish,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from tocsin.bus.port import Bus
+from tocsin.emitter.checkpoints.pins import How
 from tocsin.emitter.launch.helper import DRAIN_S
 from tocsin.emitter.process import environment
 from tocsin.emitter.stop.verification import STOP, STOP_KEYS, trusted_paths
@@ -43,7 +44,8 @@ class LaunchOptions:
     driven through its stdin, see `tocsin.emitter.launch.helper`; `serve` does the same in a fork of
     the launcher. `config` is the configuration
     file, for the job's processes; `helper_log` is where the helper writes, kept only if it did not
-    end well; `capture` its section as JSON. `stop` False is `--no-stop`.
+    end well; `capture` its section as JSON. `stop` False is `--no-stop`. `pin` says how the last
+    good checkpoint is kept; with `hold` nothing is started if the incarnation before was stopped.
 
     `print_line` gets each line for the terminal, without the prefix; by default it goes to stderr
     as `tocsin: LINE`. `warnings` are lines for its start. Without a word from the rules for
@@ -64,6 +66,8 @@ class LaunchOptions:
     capture: str = ""
     stop: bool = True
     trusted_keys: tuple[Path, ...] = ()
+    pin: How | None = None
+    hold: bool = False
     drain_s: float = DRAIN_S
     judged_within_s: float = 60.0
     quiet: bool = False

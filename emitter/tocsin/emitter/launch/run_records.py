@@ -21,7 +21,12 @@ StopState = Literal["trusted_key", "no_trusted_key", "off"]
 
 
 def run_started(
-    options: LaunchOptions, incarnation: str, restart_count: int, stop: StopState
+    options: LaunchOptions,
+    incarnation: str,
+    restart_count: int,
+    stop: StopState,
+    *,
+    after_stop: str = "",
 ) -> RunStarted:
     """The job is about to start."""
     folder = Path.cwd()
@@ -40,6 +45,7 @@ def run_started(
         git_commit=run_facts.git_commit(folder),
         versions=run_facts.versions({}),
         heartbeat_s=HEARTBEAT_S,
+        after_stop=clip(after_stop),
         stop=stop,
         ends_by_ms=run_facts.ends_by_ms(os.environ),
     )

@@ -17,6 +17,8 @@ CAPTURE: Final = "TOCSIN_CAPTURE"
 RUNTIME_DIR: Final = "TOCSIN_RUNTIME_DIR"
 SCHEDULER: Final = "TOCSIN_SCHEDULER"
 LAUNCHER: Final = "TOCSIN_LAUNCHER"
+AFTER_STOP: Final = "TOCSIN_AFTER_STOP"
+"""Why the incarnation before was stopped, for the job itself."""
 
 
 def parse_labels(text: str) -> dict[str, str]:

@@ -254,6 +254,12 @@ class StopTrust(Section):
         default=None, strict=False, examples=[["keys/actions.pub"]]
     )
     """Files of public keys. Absent: those in `~/.config/tocsin/keys`."""
+    pin: Literal["off", "hard_link", "copy"] = Field(default="off", examples=["hard_link"])
+    """Whether the last good checkpoint gets a second name, or a copy, in the folder `tocsin-pinned`
+    beside it when its run is to be stopped, so that the job's rotation does not delete it."""
+    on_restart: Literal["go_on", "hold"] = Field(default="go_on", examples=["hold"])
+    """What `tocsin run` does if the incarnation before was stopped: `go_on` starts the job and
+    tells it why, `hold` does not start it and exits with 79."""
 
 
 class ApproveOptions(Section):

@@ -126,6 +126,9 @@ class RunStarted(RunData):
     heartbeat_s: float = Field(
         default=10.0, gt=0, description="interval of this speaker's heartbeats, seconds"
     )
+    after_stop: Text = Field(
+        default="", description="why the incarnation before was stopped; empty: it was not"
+    )
     stop: Literal["trusted_key", "no_trusted_key", "off"] = Field(
         default="off", description="whether a stop would be obeyed"
     )
@@ -365,6 +368,26 @@ class CheckpointRead(RunData):
             return checkpoint
         finite = False if self.nonfinite_tensors else checkpoint.finite
         return checkpoint.model_copy(update={"whole": not self.torn, "finite": finite})
+
+
+@EVENT_TYPES.register
+class CheckpointPinned(RunData):
+    """The checkpoint to go back to has got a second name, which no rotation of the job deletes."""
+
+    model_config = example(
+        run_id="gpt-2026-11-21",
+        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
+        checkpoint={"path": "/data/gpt/step-1000.pt", "step": 1000, "size_bytes": 1493172224},
+        how="hard_link",
+        pinned="/data/gpt/tocsin-pinned/step-1000.pt",
+    )
+
+    event_type: ClassVar[str] = "tocsin.run.checkpoint_pinned"
+
+    checkpoint: Checkpoint
+    how: Literal["hard_link", "copy"]
+    pinned: Text = Field(default="", description="its second name; empty: there is none")
+    reason: Text = Field(default="", description="why there is none")
 
 
 @EVENT_TYPES.register

@@ -45,6 +45,7 @@ from tocsin.schemas.records.runs import (
     CaptureDegraded,
     CaptureFigures,
     Checkpoint,
+    CheckpointPinned,
     CheckpointRead,
     CheckpointWritten,
     DataLoaderSeen,
@@ -188,6 +189,13 @@ EVENTS: dict[str, Data] = {
         incarnation=INCARNATION,
         checkpoint=CHECKPOINT.model_copy(update={"finite": True}),
         duration_s=3.5,
+    ),
+    "tocsin.run.checkpoint_pinned-v1": CheckpointPinned(
+        run_id=RUN,
+        incarnation=INCARNATION,
+        checkpoint=CHECKPOINT,
+        how="copy",
+        pinned="/data/gpt/tocsin-pinned/step-1000.pt",
     ),
     "tocsin.run.checkpoint_read-v1": CheckpointRead(
         run_id=RUN,
