@@ -64,7 +64,7 @@ def test_the_time_of_a_killed_and_resumed_run_adds_up(site: Site) -> None:
     assert goodput["redone_s"] >= (made - 41) * pause_s
     assert goodput["productive_s"] >= (39 + 59) * pause_s
     assert (run["outlook"]["total_steps"], run["outlook"]["done_steps"]) == (100, 40)
-    assert "starts' time productive" in resumed.stderr
+    assert "% productive over 2 incarnations" in resumed.stderr
 
 
 def test_what_a_stop_has_saved_is_told_with_its_inputs(site: Site) -> None:

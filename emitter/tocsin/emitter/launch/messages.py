@@ -145,8 +145,8 @@ def end_line(
         line += f", stopped by {person}: {plain_line(stop.reason)}"
     goodput = summary.goodput
     if goodput is not None and goodput.incarnations > 1 and goodput.share is not None:
-        line += f", {share_text(100 * goodput.share)} % of {goodput.incarnations:,} starts' time "
-        line += "productive"
+        share = share_text(100 * goodput.share)
+        line += f", {share} % productive over {goodput.incarnations:,} incarnations"
     if summary.saved is not None and summary.saved.device_hours:
         line += f", saved {summary.saved.text}"
     stopping = [issue for issue in issues if stop is not None and issue.issue_id == stop.issue_id]

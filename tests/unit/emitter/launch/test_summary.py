@@ -106,7 +106,7 @@ def test_the_summary_is_as_contracted(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
     again = replace(summary, goodput=Goodput(wall_s=20.0, productive_s=15.0, incarnations=2))
     line = end_line(again)
-    assert "75 % of 2 starts' time productive, saved an estimated 3 rank-hours (2 ranks" in line
+    assert "75 % productive over 2 incarnations, saved an estimated 3 rank-hours (2 ranks" in line
 
 
 def test_a_summary_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
