@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,12 +33,14 @@ def operators(cluster: Cluster) -> Cluster:
 
 
 @pytest.fixture
-def peers(cluster: Cluster, tmp_path: Path) -> Iterator[Peers]:
+async def peers(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Peers]:
     """What a test does there; its jobs and their processes are gone afterwards."""
     kubelet = Kubelet(cluster)
+    found = Peers(cluster, kubelet, tmp_path)
     try:
-        yield Peers(cluster, kubelet, tmp_path)
+        yield found
     finally:
+        await found.close()
         kubelet.close()
         for path in (
             f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs",

@@ -39,7 +39,7 @@ class Recording:
     exchanges: list[Exchange] = field(default_factory=list)
 
     def save(self, name: str) -> None:
-        """Write it to the fixtures, without the API server's notes on who changed which field."""
+        """Write it to the fixtures."""
         text = json.dumps(
             {
                 "scheduler": self.scheduler.model_dump(mode="json"),
@@ -83,9 +83,13 @@ class RecordingApi(KubernetesApi):
         return answer
 
 
+_LEFT_OUT: Final = ("managedFields", "command")
+"""Who changed which field, which is long, and what a process is here."""
+
+
 def _without_notes(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {k: _without_notes(each) for k, each in value.items() if k != "managedFields"}
+        return {key: _without_notes(one) for key, one in value.items() if key not in _LEFT_OUT}
     return [_without_notes(each) for each in value] if isinstance(value, list) else value
 
 

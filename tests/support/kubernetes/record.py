@@ -33,7 +33,9 @@ async def stopped(peers: Peers, kind: KindName, op: Operation) -> None:
     job = target_job(scheduler)
     api = RecordingApi(from_kubeconfig(peers.cluster.kubeconfig("record", peers.cluster.token)))
     api.recording = recording = Recording(scheduler)
-    backend = KubernetesBackend(KubernetesTarget(kind=kind, op=op, namespaces=(NAMESPACE,)), api)
+    backend = KubernetesBackend(
+        KubernetesTarget(type="kubernetes", kind=kind, op=op, namespaces=(NAMESPACE,)), api
+    )
     assert (await backend.look(job)).state == "running"
     assert (await backend.stop(job)).result == "accepted"
     await peers.until(lambda: training.told(scheduler), "it got SIGTERM")

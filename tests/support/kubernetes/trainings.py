@@ -49,6 +49,13 @@ while not (folder / "fails").exists():
 sys.exit(1)
 """
 
+_JOB_SET: Final[Object] = {
+    "network": {"enableDNSHostnames": False},
+    "successPolicy": {"operator": "All", "targetReplicatedJobs": []},
+    "startupPolicy": {"startupPolicyOrder": "AnyOrder"},
+}
+"""What the webhook of JobSets would have filled in."""
+
 _number = itertools.count(1)
 
 
@@ -101,6 +108,12 @@ class Peers:
     cluster: Cluster
     kubelet: Kubelet
     folder: Path
+    opened: list[KubernetesBackend] = field(default_factory=list)
+
+    async def close(self) -> None:
+        """Close the targets."""
+        for backend in self.opened:
+            await backend.close()
 
     def training(self, kind: KindName = "job", name: str = "", **spec: Any) -> Training:
         """Create a job. `spec` adds to that of a Job."""
@@ -153,12 +166,11 @@ class Peers:
     ) -> KubernetesBackend:
         """A target that logs in with a token; as the administrator without one."""
         path = self.cluster.kubeconfig("target", token or self.cluster.token)
-        config = KubernetesTarget(kind=kind, op=op, namespaces=namespaces, kubeconfig=path)
-        return Kubernetes().target("k8s", config, context({}))
-
-    def job(self, scheduler: SchedulerJob) -> TargetJob:
-        """A stop of the run that recorded this."""
-        return target_job(scheduler)
+        config = KubernetesTarget(
+            type="kubernetes", kind=kind, op=op, namespaces=namespaces, kubeconfig=path
+        )
+        self.opened.append(Kubernetes().target("k8s", config, context({})))
+        return self.opened[-1]
 
 
 def context(environ: Mapping[str, str]) -> TargetContext:
@@ -186,7 +198,6 @@ def _job(training: Training, spec: Object) -> tuple[str, Object]:
 
 
 def _jobset(training: Training, spec: Object) -> tuple[str, Object]:
-    # What the webhook would have filled in.
     job = {
         "completionMode": "Indexed",
         "completions": 2,
@@ -200,9 +211,7 @@ def _jobset(training: Training, spec: Object) -> tuple[str, Object]:
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "spec": {
-            "network": {"enableDNSHostnames": False},
-            "successPolicy": {"operator": "All", "targetReplicatedJobs": []},
-            "startupPolicy": {"startupPolicyOrder": "AnyOrder"},
+            **_JOB_SET,
             "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": job}}],
         },
     }
@@ -234,14 +243,17 @@ def training_runtime(training: Training) -> tuple[str, Object]:
     template = training.template
     template["spec"]["containers"][0]["name"] = "node"
     labels = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-    job = {"metadata": {"labels": labels}, "spec": {"template": template}}
+    spec = {"completionMode": "Indexed", "backoffLimit": 0, "template": template}
+    job = {"metadata": {"labels": labels}, "spec": spec}
     return path, {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainingRuntime",
         "metadata": {"name": "tests"},
         "spec": {
             "mlPolicy": {"numNodes": 1},
-            "template": {"spec": {"replicatedJobs": [{"name": "node", "template": job}]}},
+            "template": {
+                "spec": {**_JOB_SET, "replicatedJobs": [{"name": "node", "template": job}]}
+            },
         },
     }
 
@@ -268,11 +280,6 @@ _MANIFESTS: Final[Mapping[KindName, Callable[[Training, Object], tuple[str, Obje
     "trainjob": _trainjob,
     "pytorchjob": _pytorchjob,
 }
-
-
-def spec_of(text: str) -> Object:
-    """A part of a manifest, written as YAML."""
-    return dict(yaml.safe_load(text))
 
 
 def shown(found: Object) -> str:

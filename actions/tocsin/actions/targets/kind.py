@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
 
 from pydantic import SecretStr
 
@@ -151,11 +151,8 @@ class TargetKind(Generic[ConfigT]):
 
     def check_installed(self) -> None:
         """Raises MissingExtra: one of the libraries is not installed."""
-        require_extra(
-            self.extra,
-            f"targets of the type {self.config.model_fields['type'].default}",
-            *self.libraries,
-        )
+        [name] = get_args(self.config.model_fields["type"].annotation)
+        require_extra(self.extra, f"a target of the type {name}", *self.libraries)
 
 
 AnyTargetKind = TargetKind[Any]

@@ -15,6 +15,7 @@ GROUP: Final = "tocsin.stop_targets"
 
 BUILT_IN: Final[Mapping[str, str]] = {
     "slurm": "tocsin.actions.targets.slurm.kind:Slurm",
+    "kubernetes": "tocsin.actions.targets.kubernetes.kind:Kubernetes",
     "sagemaker": "tocsin.actions.targets.sagemaker.kind:SageMaker",
     "batch": "tocsin.actions.targets.batch.kind:Batch",
     "ray": "tocsin.actions.targets.ray_job.kind:Ray",

@@ -313,6 +313,15 @@ targets:
   #    user: tocsin
   #    token: {secret: slurm-token}
   #    tls: {ca: tls/slurm-ca.pem}
+  # As the service account of the pod that `tocsin actions` runs in, or with a kubeconfig.
+  #k8s-train: {type: kubernetes, kind: job, op: suspend, namespaces: [train], grace: 60s}
+  #k8s-other:
+  #  type: kubernetes
+  #  kind: pytorchjob
+  #  op: delete
+  #  namespaces: [train, eval]
+  #  kubeconfig: kube/stopper.config
+  #  context: training
   # With the machine's AWS credentials.
   #ml-training: {type: sagemaker, region: eu-central-1, grace: 120s, confirm_within: 10m}
   #ml-batch: {type: batch, region: eu-central-1}

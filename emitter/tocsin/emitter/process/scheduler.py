@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from tocsin.emitter.process.environment import SCHEDULER, parse_labels
+from tocsin.emitter.process.pod import kubernetes
 from tocsin.schemas.records.fields import MAX_ENTRIES
 from tocsin.schemas.records.runs import MAX_SCHEDULER_NAME, SchedulerJob
 
@@ -109,6 +110,7 @@ _SCHEDULERS: Final[Sequence[Callable[[Mapping[str, str]], SchedulerJob | None]]]
     slurm,
     sagemaker,
     batch,
+    kubernetes,
 )
 """What was set by hand, then the innermost first: a Ray job in a pod is ended by Ray, for the pod
 is others' too."""

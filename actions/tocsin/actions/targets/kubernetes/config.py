@@ -30,7 +30,7 @@ def _namespaces(values: tuple[str, ...]) -> tuple[str, ...]:
 class KubernetesTarget(TargetConfig):
     """Suspends or deletes the job that a run belongs to; needs the extra `actions`."""
 
-    type: Literal["kubernetes"] = Field(default="kubernetes", examples=["kubernetes"])
+    type: Literal["kubernetes"] = Field(examples=["kubernetes"])
     """The kind of target."""
     kind: KindName = Field(examples=["job"])
     """What the jobs are: a `job` of Kubernetes, a `jobset`, a `trainjob` (Kubeflow Trainer), a

@@ -12,7 +12,7 @@ from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.targets.kind import TargetContext
 from tocsin.actions.targets.kubernetes.config import KubernetesTarget
 from tocsin.actions.targets.kubernetes.kind import Kubernetes
-from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.errors import ConfigurationError, MissingExtra
 from tocsin.schemas.records.runs import SchedulerJob
 
 READ: dict[str, Any] = {"type": "kubernetes", "kind": "job", "namespaces": ["train"]}
@@ -61,3 +61,9 @@ async def test_a_target_that_cannot_log_in_is_named(tmp_path: Path) -> None:
     relative = KubernetesTarget.model_validate(READ | {"kubeconfig": "kube/config"})
     with pytest.raises(ConfigurationError, match=f"target 'k8s': {tmp_path}/kube/config: "):
         Kubernetes().target("k8s", relative, context(tmp_path))
+
+
+def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Kubernetes, "libraries", ("no_such_library",))
+    with pytest.raises(MissingExtra, match="a target of the type kubernetes needs the extra"):
+        Kubernetes().check_installed()
