@@ -59,8 +59,13 @@ def kubernetes(
         names["pod_uid"] = environ[POD_UID]
     return SchedulerJob(
         kind="kubernetes",
-        names={name: value for name, value in names.items() if 0 < len(value) <= _LONGEST},
+        names={name: value for name, value in names.items() if _usable(value)},
     )
+
+
+def _usable(name: str) -> bool:
+    """Whether it can be a name or an id in Kubernetes."""
+    return 0 < len(name) <= _LONGEST and name.isascii() and name.isprintable()
 
 
 def _mounted(mountinfo: str) -> dict[str, str]:

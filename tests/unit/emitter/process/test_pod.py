@@ -90,7 +90,8 @@ def test_files_that_are_missing_are_no_fault(tmp_path: Path) -> None:
     assert found == SchedulerJob(kind="kubernetes", names={"host": "gpt-1-x7k2p", "noted_ms": "1"})
 
 
-def test_a_name_that_is_none_in_kubernetes_is_left_out(tmp_path: Path) -> None:
-    found = recorded(tmp_path, IN_A_POD | {"TOCSIN_JOB_NAME": "x" * 300})
+@pytest.mark.parametrize("name", ["x" * 300, "a\udc80", "a\nb"])
+def test_a_name_that_is_none_in_kubernetes_is_left_out(tmp_path: Path, name: str) -> None:
+    found = recorded(tmp_path, IN_A_POD | {"TOCSIN_JOB_NAME": name})
     assert found is not None
     assert "job" not in found.names

@@ -56,7 +56,6 @@ def test_what_no_scheduler_can_have_given_is_left_out() -> None:
     job = scheduler_of({"SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": long})
     assert job is not None
     assert set(job.names) == {"job", "restarts"}
-<<<<<<< HEAD
     unreadable = scheduler_of({"SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": "a\udc80"})
     assert unreadable is not None
     assert set(unreadable.names) == {"job", "restarts"}
@@ -120,7 +119,6 @@ def test_a_job_of_ray_is_named_by_its_submission() -> None:
 )
 def test_a_job_configuration_that_cannot_be_read_is_none(config: str) -> None:
     assert scheduler_of({"RAY_JOB_CONFIG_JSON_ENV_VAR": config}) is None
-=======
 
 
 def test_a_pod_is_one_of_kubernetes_unless_slurm_runs_in_it() -> None:
@@ -131,4 +129,3 @@ def test_a_pod_is_one_of_kubernetes_unless_slurm_runs_in_it() -> None:
     inner = scheduler_of(pod | {"SLURM_JOB_ID": "4711"})
     assert inner is not None
     assert inner.kind == "slurm"
->>>>>>> e804883e (targets: Kubernetes is a built-in kind, and pods record which job they belong to)
