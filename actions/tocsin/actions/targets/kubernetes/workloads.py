@@ -21,7 +21,7 @@ class Resource:
     plural: str
 
     def path(self, namespace: str, name: str) -> str:
-        """Of one object."""
+        """The path of one object, below the URL of the API server."""
         return f"/apis/{self.group}/{self.version}/namespaces/{namespace}/{self.plural}/{name}"
 
 
