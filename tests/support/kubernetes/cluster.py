@@ -186,7 +186,7 @@ class Cluster:
             path = f"{root}/{made['metadata']['name']}"
 
             def served(path: str = path) -> bool:
-                conditions = self.get(path).get("status", {}).get("conditions", [])
+                conditions = self.get(path).get("status", {}).get("conditions") or []
                 return ("Established", "True") in [(c["type"], c["status"]) for c in conditions]
 
             wait_until(served, SOON_S, f"{plural} are served")

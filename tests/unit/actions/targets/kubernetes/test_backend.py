@@ -60,9 +60,6 @@ def play(made: Authority) -> Play:
     ("kind", "op"),
     [
         ("job", "delete"),
-        ("jobset", "suspend"),
-        ("trainjob", "suspend"),
-        ("pytorchjob", "suspend"),
     ],
 )
 async def test_a_job_is_ended_and_confirmed(play: Play, kind: KindName, op: Operation) -> None:
