@@ -14,7 +14,7 @@ from tocsin.schemas.configuration.targets import TargetConfig
 from tocsin.schemas.configuration.values import format_duration
 
 CLOCKS_APART_MS: Final = 60_000
-"""How far the clocks of a node and of a backend may differ."""
+"""How far the clocks of the bus and of a backend may differ."""
 
 _WORD: Final = re.compile(r"[A-Za-z][A-Za-z_]{0,31}")
 

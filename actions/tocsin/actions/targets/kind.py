@@ -47,8 +47,8 @@ class TargetJob:
         run_id: the run.
         incarnation: the one that the stop is for. Another one must go on.
         scheduler: what the scheduler calls this incarnation's job, as the run recorded it.
-        started_ms: when this incarnation started, Unix ms by the clock of its node; 0 if it is not
-            known. A job that the backend began clearly after it is another one.
+        started_ms: when the bus first heard of this incarnation, Unix ms; 0 if that is not known. A
+            job that the backend began clearly after it is another one.
         delivery_id: the stop. Equal in each attempt, so a backend can drop repeats.
         reason: why, one line, without secrets; backends that keep a reason are given it.
     """
