@@ -262,15 +262,13 @@ def _pytorchjob(training: Training, spec: Object) -> tuple[str, Object]:
     template = training.template
     # Its controller knows the container by this name.
     template["spec"]["containers"][0]["name"] = "pytorch"
-    replicas = {
-        kind: {"replicas": 1, "restartPolicy": "Never", "template": copy.deepcopy(template)}
-        for kind in ("Master", "Worker")
-    }
+    # Without a master, as elastic jobs are: else its workers would wait for the master's name.
+    worker = {"replicas": 2, "restartPolicy": "Never", "template": template}
     path = f"/apis/kubeflow.org/v1/namespaces/{NAMESPACE}/pytorchjobs"
     return path, {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
-        "spec": {"pytorchReplicaSpecs": replicas, "runPolicy": {}, **spec},
+        "spec": {"pytorchReplicaSpecs": {"Worker": worker}, "runPolicy": {}, **spec},
     }
 
 
