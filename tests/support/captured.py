@@ -109,6 +109,7 @@ def captured(folder: Path, **more: str) -> Iterator[state.Hooks]:
     torch_patches.install()
     hooks = torch_patches.hooks
     hooks.reset()
+    hooks.loads.drain()  # what tests before this one have loaded
     hooks.asleep = hooks.forked = False
     current.isolation.reset()
     session = Session(environment(folder, **more), current.isolation)

@@ -27,7 +27,6 @@ PROBLEM_CODES: Final[Mapping[str, str]] = {
     "name": "A name with characters that it may not have.",
     "no_routes": "An action list says `by_route`, and there are no routes.",
     "no_trusted_key": "There is no public key at this path; where the file is to be used here.",
-    "not_supported_yet": "Known, and left to a later release.",
     "number": "A number that does not fit into 64 bits.",
     "receiver_not_loaded": "A package offers this kind of receiver, and cannot be loaded.",
     "repeat_before_message": "Notices are repeated before the message that they repeat.",

@@ -8,11 +8,11 @@ container, from folders that are named after the pod and the container.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.runs import SchedulerJob
 
 NAMESPACE: Final = "TOCSIN_POD_NAMESPACE"
@@ -45,7 +45,7 @@ def kubernetes(
     """
     if not environ.get("KUBERNETES_SERVICE_HOST") and not environ.get(POD_UID):
         return None
-    noted = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    noted = unix_ms() if now_ms is None else now_ms
     names = {
         "namespace": environ.get(NAMESPACE) or _text(account).strip(),
         "pod": environ.get(POD, ""),

@@ -1,9 +1,4 @@
-"""The sections of the configuration file, as values.
-
-Each model says what the file may hold today. What later releases will accept is in
-`LATER_KEYS` and `LATER_VALUES`: it is answered with "not supported yet", never ignored and never
-taken for a typing error.
-"""
+"""The sections of the configuration file, as values: each model says what the file may hold."""
 
 from __future__ import annotations
 
@@ -14,7 +9,6 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
     PlainValidator,
@@ -110,9 +104,6 @@ class Section(Documented):
         strict=True,
         hide_input_in_errors=True,
     )
-
-    LATER_KEYS: ClassVar[frozenset[str]] = frozenset()
-    """Keys that a later release will read."""
 
 
 class Entry(Section):
@@ -286,8 +277,6 @@ class ApproveOptions(Section):
 class StopOptions(Section):
     """When a stop action stops a job, and how."""
 
-    LATER_KEYS = frozenset({"escalate", "target"})
-
     at: Severity | None = Field(default=None, examples=["warning"])
     """Stop at issues of this severity and above. Absent: at stop-worthy issues, for a rule that
     may stop by default; at all issues, for any other rule."""
@@ -350,9 +339,3 @@ class RuleEntry(Section):
     def at(self, part: Literal["use", "match", "preset", "params", "severity", "actions"]) -> Loc:
         """Where a part of it stands in the document, for problems."""
         return (*self.loc, self.use) if self.short else (*self.loc, part)
-
-
-LATER_VALUES: Final[Mapping[tuple[type[BaseModel], str], frozenset[str]]] = {
-    (SaslConfig, "mechanism"): frozenset({"OAUTHBEARER", "GSSAPI"}),
-}
-"""Values that a later release will read."""

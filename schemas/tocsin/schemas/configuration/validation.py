@@ -12,7 +12,6 @@ from pydantic_core import ErrorDetails
 
 from tocsin.schemas.configuration.document import Plain, kind_of
 from tocsin.schemas.configuration.problems import Loc, Problem, did_you_mean, quoted
-from tocsin.schemas.configuration.sections import LATER_VALUES, Section
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -30,11 +29,6 @@ _EXPECTED: Final = {
     "list_type": "a list",
     "tuple_type": "a list",
 }
-
-
-def not_supported_yet(loc: Loc, what: str, *, at: Literal["key", "value"] = "key") -> Problem:
-    """A problem for something that a later release will read."""
-    return Problem(loc, f"{what} is not supported yet", "not_supported_yet", "remove it", at=at)
 
 
 def problems_of_model(err: ValidationError, model: type[BaseModel], loc: Loc) -> Iterator[Problem]:
@@ -94,8 +88,6 @@ def _problem(error: ErrorDetails, model: type[BaseModel], top: Loc) -> Problem:
     hide = _hidden(loc) or (isinstance(raw, str) and "@" in raw)
     match error["type"]:
         case "extra_forbidden":
-            if issubclass(owner, Section) and key in owner.LATER_KEYS:
-                return not_supported_yet(loc, repr(key))
             return unknown_key(key, loc, keys_of(owner))
         case "missing":
             message = f"the key {key!r} is missing"
@@ -104,8 +96,6 @@ def _problem(error: ErrorDetails, model: type[BaseModel], top: Loc) -> Problem:
             hint = f"{key}: {_in_yaml(examples[0])}" if examples else None
             return Problem((*top, *inner[:-1]), message, "missing_key", hint)
         case "literal_error":
-            if isinstance(raw, str) and raw in LATER_VALUES.get((owner, key), ()):
-                return not_supported_yet(loc, f"{key}: {raw}", at="value")
             words = error["ctx"]["expected"].replace("'", "")
             known = [word.strip() for word in re.split(r",| or ", words)]
             hint = did_you_mean(raw, known, list_up_to=0) if isinstance(raw, str) else None

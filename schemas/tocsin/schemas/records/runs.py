@@ -386,8 +386,8 @@ class CheckpointPinned(RunData):
 
     checkpoint: Checkpoint
     how: Literal["hard_link", "copy"]
-    pinned: Text = Field(default="", description="its second name; empty: there is none")
-    reason: Text = Field(default="", description="why there is none")
+    pinned: Text = Field(default="", description="its second name; empty: it has no second one")
+    reason: Text = Field(default="", description="why it has no second name")
 
 
 @EVENT_TYPES.register
