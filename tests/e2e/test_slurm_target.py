@@ -10,10 +10,18 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from pydantic import SecretStr
 
-from support.slurm import API, Slurm, slurm_cluster, slurm_rest, unavailable
+from support.slurm import (
+    API,
+    Slurm,
+    processes_of,
+    slurm_cluster,
+    slurm_rest,
+    unavailable,
+)
 from support.target_jobs import target_job
 from support.waiting import wait_until
 from tocsin.actions.receivers.address_guard import AddressGuard
@@ -224,3 +232,21 @@ async def test_a_real_slurmrestd_ends_a_job_for_good() -> None:
         if owner == "root":
             async with target(slurm, url=url, user="nobody") as theirs:
                 assert "not permitted" in (await theirs.stop(first)).reason
+
+
+@pytest.mark.peers
+def test_the_end_of_the_tests_cluster_leaves_no_process() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="tocsin-s") as name:
+        folder = Path(name)
+        with slurm_cluster(folder, {}) as slurm:
+            # Slurm finds by process group, so it does not end what has left the job's.
+            let_go = (
+                "setsid bash -c 'trap \"\" TERM; echo $$ > let-go; while :; do sleep 1; done' &"
+            )
+            slurm.submit(f"{let_go}\nexec sleep 1000")
+            noted = folder / "let-go"
+            wait_until(lambda: noted.exists() and noted.read_text().strip(), 60, "it works")
+            pid = int(noted.read_text())
+            assert pid in {process.pid for process in processes_of(folder)}
+        assert not psutil.pid_exists(pid)
+        assert processes_of(folder) == []

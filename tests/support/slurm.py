@@ -190,6 +190,38 @@ def _down(slurm: Slurm, folder: Path) -> None:
         wait_until(lambda: not slurm.call("squeue", "-h", "-o", "%A"), 20, "no job is left")
     for name in (*_NODES, "slurmctld", "munged"):
         _end(folder, name)
+    # A slurmstepd whose slurmd is gone waits for ever, and pgid misses what a job let go of.
+    wait_until(lambda: not _killed(folder), 30, "no process of the cluster is left")
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Processes that work in a cluster's folder, have a file of it open, or were told of it."""
+    mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    others = (process for process in psutil.process_iter() if process.pid not in mine)
+    return [process for process in others if _belongs(process, folder)]
+
+
+def _belongs(process: psutil.Process, folder: Path) -> bool:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        # A slurmstepd overwrites its arguments and environment, but holds the log of its slurmd.
+        paths = [process.cwd(), *(each.path for each in process.open_files())]
+        words = [*process.cmdline(), *process.environ().values()]
+    except (psutil.Error, OSError):
+        return False
+    inside = any(Path(path).is_relative_to(folder) for path in paths)
+    return inside or any(f"{folder}/" in word for word in words)
+
+
+def _killed(folder: Path) -> list[psutil.Process]:
+    """Kill what is left of a cluster; returns what there was."""
+    left = processes_of(folder)
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, 10)
+    return left
 
 
 def _end(folder: Path, name: str) -> None:
