@@ -586,7 +586,8 @@ def test_trainings_in_several_threads_are_not_mixed(
     assert told(job) == ["thread"]
     capture = torch_patches.hooks.capture
     assert capture is not None
-    assert 40 - PRIMARY_PATIENCE - 2 <= capture.training.next_step <= 40
+    # The threads step at once: some steps pass before one of them is known to be the training.
+    assert 40 - 2 * PRIMARY_PATIENCE <= capture.training.next_step <= 40
 
 
 def on_threads(parts: list[Callable[[], object]]) -> None:

@@ -82,6 +82,7 @@ def codes_in_the_source(calls: Mapping[str, int]) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_every_code_has_a_meaning() -> None:
     problems = codes_in_the_source({"Problem": 2, "PlacedProblem": 3, "_note": 1, "_fatal": 1})
 

@@ -89,10 +89,10 @@ class Cleared:
         if not had:
             return False
         witness = None if self._witness is None else self._witness()
-        left = None if self._left is None else self._left()
+        # First held, then compared: another thread may be letting go of what the weak one names.
         own = None if witness is None else witness.grad
-        is_there = own is left
-        if is_there and left is not None and left.numpy().flat[0] != 0.0:
+        left = None if self._left is None else self._left()
+        if own is left and own is not None and own.numpy().flat[0] != 0.0:
             return False  # as nearly always
         first = () if witness is None else (witness,)
         for parameter in itertools.chain(first, parameters):
