@@ -1,0 +1,1 @@
+"""Runs in other people's formats: TensorBoard, CSV, Parquet, JSON lines, MLflow."""
