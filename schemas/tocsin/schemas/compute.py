@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tocsin.schemas.configuration.sections import PricesConfig
-from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.text import plain_line
 
 _HOUR_S: Final = 3600.0

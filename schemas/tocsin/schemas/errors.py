@@ -3,7 +3,7 @@
 TocsinError
 ├── ConfigurationError      fix the configuration (or the command line), then start again
 ├── RecordError             skip this record: it goes to the dead letters, the service goes on
-│   ├── MalformedRecord     the bytes are not what their type says
+│   ├── MalformedRecord     the bytes are not of their type
 │   ├── UnknownRecord       a type or major version that this release does not read
 │   └── RecordTooLarge      over the limit of the bus
 ├── SignatureError          do not obey; answer with a refusal
@@ -39,7 +39,12 @@ class MissingExtra(ConfigurationError):
 
 def require_extra(extra: str, needed_for: str, *libraries: str) -> None:
     """Raises MissingExtra: one of the libraries, which the extra brings, is not installed."""
-    if any(importlib.util.find_spec(library) is None for library in libraries):
+    try:
+        missing = any(importlib.util.find_spec(library) is None for library in libraries)
+    except ModuleNotFoundError:
+        # Of one that is within another.
+        missing = True
+    if missing:
         raise MissingExtra(extra, needed_for)
 
 
@@ -48,7 +53,7 @@ class RecordError(TocsinError):
 
 
 class MalformedRecord(RecordError):
-    """The bytes of a record are not what its type says."""
+    """The bytes of a record are not of its type."""
 
 
 class UnknownRecord(RecordError):

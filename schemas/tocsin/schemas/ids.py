@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import uuid
 from typing import Final
@@ -58,10 +59,16 @@ def delivery_id(issue: str, action: str, state: str, times: int = 1) -> str:
 
 
 def digest_id(receiver: str, run_id: str, from_ms: int, until_ms: int) -> str:
-    """The id of what a receiver is told of an interval, in place of that of an issue."""
+    """The id of the digest of an interval, in place of that of an issue."""
     return _uuid5("digest", receiver, run_id, str(from_ms), str(until_ms))
 
 
 def _uuid5(*parts: str) -> str:
     # The separator cannot be part of a run id or of a name: no two lists of parts join to one text.
-    return str(uuid.uuid5(_NAMESPACE, "\x1f".join(parts)))
+    digest = hashlib.sha1(_NAMESPACE.bytes + "\x1f".join(parts).encode(), usedforsecurity=False)
+    # As `uuid.uuid5`, in a third of its time: several are made of each issue.
+    raw = bytearray(digest.digest()[:16])
+    raw[6] = raw[6] & 0x0F | 0x50
+    raw[8] = raw[8] & 0x3F | 0x80
+    text = raw.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

@@ -1,7 +1,7 @@
 """Links by which people answer to issues and stops: signed, bound to one thing. Pure.
 
-A link is a token behind a URL. The token says what may be done about which issue, and whose link it
-is; an Ed25519 signature covers all of it. It holds only characters that no chat escapes.
+A link is a token behind a URL. The token holds what may be done about which issue, and whose link
+it is; an Ed25519 signature covers all of it. It holds only characters that no chat escapes.
 """
 
 from __future__ import annotations

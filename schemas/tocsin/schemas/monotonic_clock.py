@@ -2,8 +2,8 @@
 
 All that is stamped or measured here goes by it. A clock that is set while a run goes on, by an
 hour or ten years, ahead or back, would otherwise make a silence of a rank out of nothing, or hide
-one. What it costs: a process that outlives such a change, or a suspended machine, says the old time
-until it ends.
+one. What it costs: a process that outlives such a change, or a suspended machine, shows the old
+time until it ends.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Final
 
 from tocsin.schemas.errors import MalformedRecord
 from tocsin.schemas.records.events import EVENT_TYPES
-from tocsin.schemas.records.stop_control import SWITCH_KEY, StopsSwitched
+from tocsin.schemas.records.stops.control import SWITCH_KEY, StopsSwitched
 from tocsin.schemas.records.wire import ReceivedRecord, read_signature
 from tocsin.schemas.signing import TrustedKeys
 

@@ -1,4 +1,4 @@
-"""How people are told of numbers, times and places, and text made safe to show. Pure."""
+"""How numbers, times and places are written for people, and text made safe to show. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import unicodedata
 from datetime import UTC, datetime
 from typing import Final
 
+from tocsin.schemas.records.checkpoints import VERIFIED_STEPS, Checkpoint
 from tocsin.schemas.records.issues import Fact, Issue, Series, Subject
-from tocsin.schemas.records.runs import VERIFIED_STEPS, Checkpoint
 
 
 def plain_line(text: str) -> str:

@@ -61,7 +61,7 @@ class Topics:
 
     @property
     def telemetry(self) -> str:
-        """All that a run says, acknowledgements of a stop included. Key: run_id."""
+        """All that a run sends, acknowledgements of a stop included. Key: run_id."""
         return f"{self.prefix}.telemetry.v1"
 
     @property

@@ -17,7 +17,7 @@ from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.problems import Loc, Problem, did_you_mean, quoted
 from tocsin.schemas.configuration.sections import Section
 from tocsin.schemas.configuration.validation import expected, parse_model, unknown_key
-from tocsin.schemas.configuration.values import Duration, FilePath, Name, Percent, parse_name
+from tocsin.schemas.configuration.values import Duration, FilePath, Name, Percent, Size, parse_name
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.collections import (
     KINDS,
@@ -97,6 +97,20 @@ class ScheduleConfig(Section):
     """Steps that are summarised in any case; without `every`, only those. Unit: steps."""
 
 
+SAVED_KINDS: Final[tuple[Kind, ...]] = ("gradients", "weights", "biases")
+"""Of these the tensors themselves can be saved."""
+
+
+class FullTensorsConfig(Section):
+    """Where tensors that are saved in full go, and how much of them a run may save."""
+
+    url: str | None = Field(default=None, min_length=1, examples=["s3://ml-runs/tocsin"])
+    """A folder, or `s3://BUCKET/PREFIX` (also `gs://` and `az://`). Absent: the store."""
+    budget: Size = Field(default=1_000_000_000, examples=["20GB"])
+    """What a run may save, over all ranks and restarts; beyond it nothing more is saved. Unit: a
+    size."""
+
+
 class CollectionConfig(ScheduleConfig):
     """What is summarised of one kind of tensors; the schedule beside `modes` is that of `train`."""
 
@@ -112,6 +126,10 @@ class CollectionConfig(ScheduleConfig):
     """Names of tensors that belong to it."""
     columns: tuple[str, ...] | None = Field(default=None, strict=False, examples=[["l2", "absmax"]])
     """Statistics and counts that are computed; absent: all of its kind."""
+    save: Literal["full"] | None = Field(default=None, examples=["full"])
+    """`full`: save the tensors themselves at the steps in `steps`, within
+    `capture.full_tensors.budget`; summaries continue as without it. Of gradients, weights and
+    biases."""
     modes: Mapping[Mode, Off | ScheduleConfig] = Field(
         default_factory=dict, examples=[{"eval": "off"}]
     )
@@ -152,6 +170,8 @@ class CaptureConfig(Section):
     """Kinds of tensors by name (`losses`, `gradients`, `weights`, `biases`, `activations`,
     `inputs`, `optimizer_state`), and such of your own, each with its settings or `off`; those that
     are not named keep their defaults."""
+    full_tensors: FullTensorsConfig = Field(default_factory=FullTensorsConfig)
+    """Tensors that are saved in full: those of collections with `save: full`."""
     system: SystemConfig = Field(default_factory=SystemConfig)
     """How the node is sampled."""
 
@@ -245,6 +265,7 @@ def _collection(
         problems.append(Problem((*loc, "modes", "train"), message, hint=hint, at="key"))
     if found is not None:
         problems.extend(_wrong_schedule(found, loc))
+        problems.extend(_wrong_saving(found, kind, loc))
         problems.extend(_wrong_choice(name, found, raw, loc))
     if found is None or len(problems) > before:
         return None
@@ -302,6 +323,9 @@ def _wrong_schedule(schedule: ScheduleConfig, loc: Loc) -> Iterator[Problem]:
         yield Problem((*loc, "end"), f"expected an end after the start, which is {schedule.start}")
     if not schedule.steps or schedule.every != "auto":
         return
+    if isinstance(schedule, CollectionConfig) and schedule.save is not None:
+        # These are the steps that are saved; `every` decides those that are summarised.
+        return
     if "every" in given:
         message = "beside 'steps', 'every' is a number"
         hint = "leave it out to have only those steps"
@@ -311,6 +335,18 @@ def _wrong_schedule(schedule: ScheduleConfig, loc: Loc) -> Iterator[Problem]:
         if key in given:
             message = f"{key!r} bounds 'every', which is not there, and not 'steps'"
             yield Problem((*loc, key), message, hint="every: 10", at="key")
+
+
+def _wrong_saving(found: CollectionConfig, kind: str | None, loc: Loc) -> Iterator[Problem]:
+    """What is wrong with tensors that are to be saved in full."""
+    if found.save is None:
+        return
+    if kind is not None and kind not in SAVED_KINDS:
+        message = f"{kind} cannot be saved in full: expected {', '.join(SAVED_KINDS)}"
+        yield Problem((*loc, "save"), message, hint="remove it", at="key")
+    if not found.steps:
+        message = "'save' needs the steps at which to save"
+        yield Problem((*loc, "save"), message, "missing_key", "steps: [0, 500]", at="key")
 
 
 def _wrong_choice(

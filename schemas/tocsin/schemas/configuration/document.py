@@ -385,7 +385,7 @@ def _place_in(text: str, index: int) -> Position:
 
 
 def _last_line_of(event: yaml.Event) -> int | None:
-    """The last line of what an event tells of; None for the end of a block.
+    """The last line of what an event stands for; None for the end of a block.
 
     That stands, without any width, where the next value begins.
     """

@@ -15,6 +15,7 @@ from tocsin.schemas.configuration.document import Plain, kind_of
 from tocsin.schemas.configuration.kinds import KindModels
 from tocsin.schemas.configuration.problems import Loc, Problem, did_you_mean, quoted
 from tocsin.schemas.configuration.receivers import ReceiverConfig, UnreadReceiver
+from tocsin.schemas.configuration.routing.time_windows import TimeWindow
 from tocsin.schemas.configuration.sections import (
     CUSTOM_USE,
     ActionEntry,
@@ -25,7 +26,6 @@ from tocsin.schemas.configuration.sections import (
     StopOptions,
 )
 from tocsin.schemas.configuration.targets import TargetConfig, UnreadTarget
-from tocsin.schemas.configuration.time_windows import TimeWindow
 from tocsin.schemas.configuration.validation import (
     expected,
     keys_of,
@@ -58,7 +58,7 @@ def parse_label_key(key: object) -> str:
     """The key of a label.
 
     Raises:
-        ValueError: it is none; the message says what was expected.
+        ValueError: it is not one; the message says what was expected.
     """
     if not isinstance(key, str) or not _LABEL_KEY.fullmatch(key):
         raise ValueError(
@@ -71,7 +71,7 @@ def parse_label_value(value: object) -> str:
     """The value of a label.
 
     Raises:
-        ValueError: it is none; the message says what was expected.
+        ValueError: it is not one; the message says what was expected.
     """
     if not isinstance(value, str) or len(value) > _MAX_LABEL_VALUE or not value.isprintable():
         raise ValueError(f"expected text in one line, at most {_MAX_LABEL_VALUE} characters")

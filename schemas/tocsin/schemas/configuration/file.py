@@ -6,13 +6,13 @@ one pass over a file finds everything: YAML, shape, rule parameters, references.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar, Union
+from typing import Final, Literal, TypeVar
 
-from pydantic import Field, create_model
+from pydantic import Field
 
 from tocsin.schemas.configuration.capture import CaptureConfig, parse_capture
 from tocsin.schemas.configuration.document import MAX_PROBLEMS, Plain, kind_of
@@ -26,11 +26,8 @@ from tocsin.schemas.configuration.entries import (
     parse_time_windows,
 )
 from tocsin.schemas.configuration.heartbeat import HeartbeatConfig
-from tocsin.schemas.configuration.inhibitions import InhibitEntry, inhibit_problems
 from tocsin.schemas.configuration.kinds import KindModels
-from tocsin.schemas.configuration.limits import LimitsConfig
-from tocsin.schemas.configuration.matches import MATCH_SCHEMA
-from tocsin.schemas.configuration.policy import PolicyEntry
+from tocsin.schemas.configuration.policy import LimitsConfig, PolicyEntry
 from tocsin.schemas.configuration.problems import (
     ConfigProblems,
     PlacedProblem,
@@ -42,7 +39,10 @@ from tocsin.schemas.configuration.public_url import PublicUrl, read_public_url
 from tocsin.schemas.configuration.receivers import ReceiverConfig
 from tocsin.schemas.configuration.redaction import hide_lines
 from tocsin.schemas.configuration.references import NamedParts, named_twice
-from tocsin.schemas.configuration.routes import RouteEntry, route_problems
+from tocsin.schemas.configuration.routing.inhibitions import InhibitEntry, inhibit_problems
+from tocsin.schemas.configuration.routing.routes import RouteEntry, route_problems
+from tocsin.schemas.configuration.routing.silences import SilenceEntry, silence_problems
+from tocsin.schemas.configuration.routing.time_windows import TimeWindow
 from tocsin.schemas.configuration.sections import (
     CUSTOM_USE,
     BusConfig,
@@ -51,10 +51,8 @@ from tocsin.schemas.configuration.sections import (
     RuleEntry,
     SecretSource,
     Section,
-    StopOptions,
     StopTrust,
 )
-from tocsin.schemas.configuration.silences import SilenceEntry, silence_problems
 from tocsin.schemas.configuration.sources import (
     CONFIG_VARIABLE,
     DEFAULT_FILE,
@@ -64,10 +62,9 @@ from tocsin.schemas.configuration.sources import (
     read_files,
     why_config_shared,
 )
+from tocsin.schemas.configuration.store import StoreConfig, store_section
 from tocsin.schemas.configuration.targets import TargetConfig
-from tocsin.schemas.configuration.time_windows import TimeWindow
 from tocsin.schemas.configuration.validation import parse_model
-from tocsin.schemas.configuration.values import NAME_PATTERN
 from tocsin.schemas.errors import ConfigurationError, TocsinError
 from tocsin.schemas.process.private_folders import others_own
 
@@ -88,6 +85,7 @@ SectionName = Literal[
     "inhibit",
     "silences",
     "stop",
+    "store",
 ]
 SectionT = TypeVar("SectionT", bound=Section)
 
@@ -127,6 +125,8 @@ class Config(Section):
     """How much tocsin may stop by itself."""
     public_url: PublicUrl | None = Field(default=None, examples=["https://tocsin.example.com"])
     """Where people reach `tocsin actions --http`: messages then have a link for answers."""
+    page_url: PublicUrl | None = Field(default=None, examples=["https://runs.example.com"])
+    """Where people reach the live page (`tocsin serve`): messages link the page of their issue."""
     policy: tuple[PolicyEntry, ...] = ()
     """Which backends may end the jobs of which runs. Absent: none."""
     prices: PricesConfig = Field(default_factory=PricesConfig)
@@ -135,6 +135,8 @@ class Config(Section):
     """Where workers and runs report that they still work. Absent: nowhere."""
     stop: StopTrust = Field(default_factory=StopTrust)
     """Public keys whose stop commands a training obeys."""
+    store: StoreConfig = Field(default_factory=StoreConfig, examples=["off", "s3://ml-runs/tocsin"])
+    """Parquet files of runs: `off`, a URL, or a mapping."""
 
 
 SectionValidator = Callable[[Config], Iterable[Problem]]
@@ -210,7 +212,7 @@ def load_config(
     """The configuration: `path`, else `TOCSIN_CONFIG`, else `./tocsin.yaml`, else defaults.
 
     Args:
-        path: what `--config` said, a file or a folder of them.
+        path: the value of `--config`, a file or a folder of them.
         env: the environment.
         registry: who checks which section; without it only the outer shape is checked.
         folder: the working folder.
@@ -218,7 +220,7 @@ def load_config(
     Raises:
         ConfigProblems: the file has problems; all of them are in the error.
         ConfigurationError: the file is not there or cannot be read; or nobody named it, it is
-            another user's, and it says where secrets are, who is told, or whose stops are obeyed.
+            another user's, and it names secrets, receivers, or whose stops are obeyed.
     """
     folder = folder or Path.cwd()
     implicit = path is None and not env.get(CONFIG_VARIABLE)
@@ -227,7 +229,7 @@ def load_config(
         return LoadedConfig(Config(), None, folder)
     texts = read_files(path, folder=folder)
     shared = why_config_shared(folder / path)
-    config, problems = check_sources(Sources.of(texts), registry, shared=shared)
+    config, problems = check_sources(Sources.from_texts(texts), registry, shared=shared)
     if config is None:
         raise ConfigProblems(problems, texts)
     if implicit and shared is not None and others_own(folder / path):
@@ -247,6 +249,9 @@ def _refuse_foreign(config: Config, shared: str) -> None:
         *(["targets"] if config.targets else []),
         *(["heartbeat"] if config.heartbeat else []),
         *(["public_url"] if config.public_url else []),
+        *(["store.url"] if config.store.url else []),
+        *(["capture.full_tensors.url"] if config.capture.full_tensors.url else []),
+        *(["page_url"] if config.page_url else []),
         *(["stop.trusted_keys"] if config.stop.trusted_keys else []),
     ]
     if named:
@@ -261,7 +266,7 @@ def check_config(
     text: str, source: str, registry: SectionRegistry | None = None, *, shared: str | None = None
 ) -> tuple[Config | None, list[PlacedProblem]]:
     """Check the configuration in one text, as `check_sources` does."""
-    return check_sources(Sources.of({source: text}), registry, shared=shared)
+    return check_sources(Sources.from_texts({source: text}), registry, shared=shared)
 
 
 def check_sources(
@@ -269,7 +274,7 @@ def check_sources(
 ) -> tuple[Config | None, list[PlacedProblem]]:
     """Check a configuration as a whole, in one pass.
 
-    `shared` says why others can write to the file, if they can: no code that it names is run then.
+    `shared` is why others can write to the file, if they can: no code that it names is run then.
 
     Returns:
         The configuration, or None when there are problems; and all problems, sorted by place.
@@ -291,87 +296,6 @@ def check_sources(
         problems.extend(islice(registry.problems(config), MAX_SECTION_PROBLEMS))
     placed = _placed(sources, problems)
     return (None if placed else config), placed
-
-
-def config_model(
-    receivers: Sequence[type[ReceiverConfig]], targets: Sequence[type[TargetConfig]]
-) -> type[Config]:
-    """`Config` with the models of these kinds of receivers and of targets."""
-    one: dict[str, Any] = {
-        "receivers": _one_of(receivers, ReceiverConfig),
-        "targets": _one_of(targets, TargetConfig),
-    }
-    by_name: Any = Mapping
-    fields: Any = {
-        name: (by_name[str, model], Field(default_factory=dict)) for name, model in one.items()
-    }
-    return create_model("Config", __base__=Config, **fields)
-
-
-def _one_of(models: Sequence[type[Section]], base: type[Section]) -> Any:
-    if len(models) > 1:
-        return Annotated[Union[tuple(models)], Field(discriminator="type")]  # noqa: UP007
-    return next(iter(models), base)
-
-
-def config_json_schema(
-    receivers: Sequence[type[ReceiverConfig]], targets: Sequence[type[TargetConfig]]
-) -> dict[str, object]:
-    """The JSON Schema of the file, for editors (draft 2020-12), with these kinds of receivers and
-    of targets."""
-    schema = config_model(receivers, targets).model_json_schema()
-    defs = schema["$defs"]
-    defs["StopOptions"] = StopOptions.model_json_schema()
-    del defs["ActionEntry"]
-    rule = defs["RuleEntry"]
-    given = rule["properties"]
-    long_form = {
-        "type": "object",
-        "properties": {
-            "name": given["name"] | {"pattern": NAME_PATTERN},
-            "use": given["use"] | {"pattern": NAME_PATTERN},
-            "match": {"description": given["match"]["description"], **MATCH_SCHEMA},
-            "preset": {"description": given["preset"]["description"], "type": "string"},
-            "params": {"description": given["params"]["description"], "type": "object"},
-            "severity": {
-                "description": given["severity"]["description"],
-                "enum": ["info", "warning", "critical"],
-            },
-            "actions": {"$ref": "#/$defs/Actions"},
-        },
-        "anyOf": [{"required": ["name"]}, {"required": ["use"]}],
-        "additionalProperties": False,
-    }
-    short_form = {
-        "type": "object",
-        "minProperties": 1,
-        "maxProperties": 1,
-        "propertyNames": {
-            "pattern": NAME_PATTERN,
-            "not": {"enum": list(long_form["properties"])},  # type: ignore[call-overload]
-        },
-        "additionalProperties": {"anyOf": [{"const": "off"}, {"$ref": "#/$defs/Actions"}]},
-    }
-    defs["RuleEntry"] = {"description": rule["description"], "anyOf": [short_form, long_form]}
-    defs["Actions"] = {
-        "type": "array",
-        "items": {
-            "anyOf": [
-                {"type": "string"},
-                {
-                    "type": "object",
-                    "properties": {"stop": {"$ref": "#/$defs/StopOptions"}},
-                    "required": ["stop"],
-                    "additionalProperties": False,
-                },
-            ]
-        },
-    }
-    bus = schema["properties"]["bus"]
-    reference = bus.pop("$ref")
-    schema["properties"]["bus"] = {**bus, "anyOf": [{"type": "string"}, {"$ref": reference}]}
-    schema["required"] = ["version"]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 # -- the parts of a check
@@ -415,11 +339,13 @@ def _parse(raw: Plain, problems: list[Problem], registry: SectionRegistry) -> Co
         "inhibit": parse_entries(InhibitEntry, raw.get("inhibit"), "inhibit", problems),
         "silences": parse_entries(SilenceEntry, raw.get("silences"), "silences", problems),
         "limits": _section(LimitsConfig, raw.get("limits"), "limits", problems),
-        "public_url": read_public_url(raw.get("public_url"), problems),
+        "public_url": read_public_url(raw.get("public_url"), "public_url", problems),
+        "page_url": read_public_url(raw.get("page_url"), "page_url", problems),
         "policy": parse_entries(PolicyEntry, raw.get("policy"), "policy", problems),
         "prices": _section(PricesConfig, raw.get("prices"), "prices", problems),
         "heartbeat": _optional(HeartbeatConfig, raw.get("heartbeat"), "heartbeat", problems),
         "stop": _section(StopTrust, raw.get("stop"), "stop", problems),
+        "store": _section(StoreConfig, store_section(raw.get("store")), "store", problems),
     }
     return Config.model_validate({key: value for key, value in given.items() if key in raw})
 
@@ -446,7 +372,8 @@ def _code_of_others(config: Config, shared: str) -> Iterator[Problem]:
 def _placed(sources: Sources, problems: Iterable[Problem]) -> list[PlacedProblem]:
     """All problems by place. Where YAML found something, what follows from it is left out.
 
-    At most `MAX_PROBLEMS` of the problems, the first by place; one more says where the rest begins.
+    At most `MAX_PROBLEMS` of the problems, the first by place; one more marks where the rest
+    begins.
     """
     placed = list(sources.problems)
     problems = list(dict.fromkeys(problems))

@@ -37,7 +37,7 @@ class Problem:
         code: a stable snake_case word for programs.
         hint: what to try, or None.
         at: whether to point at the value or at its key.
-        hide_value: of the source line only keys are shown, because a secret may stand there.
+        hide_value: of the source line only keys are shown, because a secret may be there.
         earlier: where the same stands, of which this is the second; its place ends the message.
     """
 

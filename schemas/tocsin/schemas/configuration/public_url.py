@@ -1,4 +1,4 @@
-"""The key `public_url`: where people reach the pages that links in messages lead to."""
+"""The keys `public_url` and `page_url`: where people reach what links in messages lead to."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def fits_host(url: str, host: str) -> bool:
     return parts.netloc.lower().removesuffix(port) == host.lower().removesuffix(port)
 
 
-def read_public_url(raw: Plain, problems: list[Problem]) -> str | None:
-    """The value of the file's key; None without one, or if it is wrong."""
+def read_public_url(raw: Plain, key: str, problems: list[Problem]) -> str | None:
+    """The value of a key of the file; None without one, or if it is wrong."""
     if raw is None:
         return None
     try:
         return parse_public_url(raw)
     except ValueError as error:
-        problems.append(Problem(("public_url",), str(error)))
+        problems.append(Problem((key,), str(error)))
         return None
 
 

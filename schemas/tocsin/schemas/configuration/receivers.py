@@ -77,6 +77,9 @@ class ReceiverConfig(Section):
     """When to leave it alone for a while."""
     urgent: UrgentConfig | None = Field(default=None, examples=[{"every": "60s", "for": "1h"}])
     """How often to repeat notices until somebody answers; absent: as `repeat_interval` says."""
+    links: bool = Field(default=True, examples=[False])
+    """Whether its messages have a link by which whoever reads them can answer, and approve or
+    reject a stop. It needs `public_url`."""
     digest: DigestInterval | None = Field(default=None, examples=["24h"])
     """How often to report that all is well, at least 10m: at the end of each interval (of UTC) in
     which a run was running and the receiver got no other notice; absent: never. Unit: a

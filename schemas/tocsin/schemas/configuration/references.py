@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.entries import ACTION_WORDS
-from tocsin.schemas.configuration.inhibitions import InhibitEntry
 from tocsin.schemas.configuration.policy import PolicyEntry, policy_problems
 from tocsin.schemas.configuration.problems import Loc, Problem, did_you_mean, quoted
 from tocsin.schemas.configuration.receivers import ReceiverConfig
-from tocsin.schemas.configuration.routes import RouteEntry
+from tocsin.schemas.configuration.routing.inhibitions import InhibitEntry
+from tocsin.schemas.configuration.routing.routes import RouteEntry
 from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.configuration.values import NAME
 

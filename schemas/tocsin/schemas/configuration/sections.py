@@ -1,4 +1,4 @@
-"""The sections of the configuration file, as values: each model says what the file may hold."""
+"""The sections of the configuration file, as values: each model defines what the file may hold."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pydantic import (
 
 from tocsin.schemas.configuration.docstrings import Documented
 from tocsin.schemas.configuration.document import Plain
-from tocsin.schemas.configuration.matches import Match
 from tocsin.schemas.configuration.problems import Loc
+from tocsin.schemas.configuration.routing.matches import Match
 from tocsin.schemas.configuration.values import (
     Duration,
     FilePath,
@@ -249,8 +249,15 @@ class StopTrust(Section):
     """Whether the last good checkpoint gets a second name, or a copy, in the folder `tocsin-pinned`
     beside it when its run is to be stopped, so that the job's rotation does not delete it."""
     on_restart: Literal["go_on", "hold"] = Field(default="go_on", examples=["hold"])
-    """What `tocsin run` does if the incarnation before was stopped: `go_on` starts the job and
-    tells it why, `hold` does not start it and exits with 79."""
+    """What `tocsin run` and `start()` do if the incarnation before was stopped: `go_on` starts the
+    job and tells it why, `hold` does not start it and exits with 79."""
+    before_update: bool = Field(default=False, examples=[True])
+    """Whether ranks leave before an optimizer step that would write a gradient that is not finite,
+    without waiting for the rule `nonfinite`: the weights stay good. Only where that rule stops the
+    run at once (`mode: enforce`). Costs a pass over all gradients at each step."""
+
+
+CheckpointChoice = Literal["protect_last_good", "save", "skip"]
 
 
 class ApproveOptions(Section):
@@ -284,9 +291,7 @@ class StopOptions(Section):
     """`enforce`, `ask` or `shadow`; absent: `defaults.mode`."""
     approve: ApproveOptions = ApproveOptions()
     """Who is asked with `mode: ask`, and for how long."""
-    checkpoint: Literal["protect_last_good", "save", "skip"] = Field(
-        default="protect_last_good", examples=["save"]
-    )
+    checkpoint: CheckpointChoice = Field(default="protect_last_good", examples=["save"])
     """`protect_last_good` names the newest checkpoint from before the onset, and saves none; `save`
     has the training save one before it leaves, if its weights are finite; `skip` does neither."""
     grace: Duration = Field(default=timedelta(seconds=30), examples=["30s"], validate_default=True)

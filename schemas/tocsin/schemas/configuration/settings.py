@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Generic, Literal, TypeVar
 
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 
 from tocsin.schemas.configuration.entries import parse_label_key, parse_label_value
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.configuration.sections import BusConfig, SecretSource, parse_bus_url
+from tocsin.schemas.configuration.store import StoreConfig
 from tocsin.schemas.configuration.values import SecretRef
 from tocsin.schemas.errors import ConfigurationError
 
 BUS_VARIABLE: Final = "TOCSIN_BUS"
 LABELS_VARIABLE: Final = "TOCSIN_LABELS"
+STORE_VARIABLE: Final = "TOCSIN_STORE"
 
 _MAX_SECRET_BYTES: Final = 64 * 1024
 
@@ -51,29 +53,40 @@ def resolve_setting(
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What flags, environment and file say together.
+    """The settings of flags, environment and file together.
 
     Attributes:
         bus: the bus to open; prefix, sasl and tls are the file's.
         bus_origin: who decided its URL (an explicit path is treated more strictly).
         labels: the file's, with those of `TOCSIN_LABELS` and then of `--label` laid over them.
+        store: the store; all but its URL, and whether there is one, is the file's.
+        store_origin: who decided that.
     """
 
     bus: BusConfig
     bus_origin: Origin
     labels: Mapping[str, str]
+    store: StoreConfig = field(default_factory=StoreConfig)
+    store_origin: Origin = "default"
 
 
 def resolve_settings(
-    config: Config, env: Mapping[str, str], *, bus: str | None = None, labels: Iterable[str] = ()
+    config: Config,
+    env: Mapping[str, str],
+    *,
+    bus: str | None = None,
+    labels: Iterable[str] = (),
+    store: str | None = None,
 ) -> Settings:
     """Lay environment and flags over a configuration.
 
     Args:
-        config: what the file says.
-        env: the environment; `TOCSIN_BUS` and `TOCSIN_LABELS` (`k=v,k2=v2`) count if not empty.
+        config: the content of the file.
+        env: the environment; `TOCSIN_BUS`, `TOCSIN_STORE` and `TOCSIN_LABELS` (`k=v,k2=v2`) count
+            if not empty.
         bus: what `--bus` said.
-        labels: what each `--label` said, `k=v`.
+        store: what `--store` said: a URL, or `off`.
+        labels: the value of each `--label`, `k=v`.
 
     Raises:
         ConfigurationError: a flag or variable is wrong; the message names it.
@@ -89,7 +102,13 @@ def resolve_settings(
     for pair in filter(None, (part.strip() for part in env.get(LABELS_VARIABLE, "").split(","))):
         merged |= [_label(LABELS_VARIABLE, pair)]
     merged |= labels_of("--label", labels)
-    return Settings(_with_url(config.bus, url.value), url.origin, merged)
+    asked = resolve_setting(
+        flag=_store("--store", store, config.store),
+        environment=_store(STORE_VARIABLE, env.get(STORE_VARIABLE), config.store),
+        file=config.store if config.store.model_fields_set else None,
+        default=config.store,
+    )
+    return Settings(_with_url(config.bus, url.value), url.origin, merged, asked.value, asked.origin)
 
 
 def labels_of(origin: str, pairs: Iterable[str]) -> Mapping[str, str]:
@@ -189,6 +208,21 @@ def _bus_url(origin: str, url: str | None) -> str | None:
         return parse_bus_url(url)
     except ValueError as err:
         raise ConfigurationError(f"{origin}: {err}") from err
+
+
+def _store(origin: str, text: str | None, file: StoreConfig) -> StoreConfig | None:
+    """The file's store elsewhere, or switched off. What belongs to the file's bucket stays there:
+    a limit above all."""
+    if not text:
+        return None
+    if text == "off":
+        return file.model_copy(update={"enabled": False})
+    if text == file.url:
+        return file.model_copy(update={"enabled": True})
+    try:
+        return StoreConfig.model_validate({"url": text, "every": file.every})
+    except ValidationError as err:
+        raise ConfigurationError(f"{origin}: {err.errors()[0]['msg']}") from err
 
 
 def _label(origin: str, pair: str) -> tuple[str, str]:

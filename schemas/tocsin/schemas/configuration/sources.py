@@ -158,7 +158,7 @@ class Sources:
         self.problems = tuple(problems)
 
     @classmethod
-    def of(cls, texts: Mapping[str, str]) -> Sources:
+    def from_texts(cls, texts: Mapping[str, str]) -> Sources:
         """Read texts, by the names of their sources."""
         return cls([load(text, source=name) for name, text in texts.items()])
 

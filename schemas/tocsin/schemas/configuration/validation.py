@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, in the words of the file that says it."""
+"""What is wrong with a configuration, in the words of its file."""
 
 from __future__ import annotations
 

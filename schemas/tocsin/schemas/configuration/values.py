@@ -26,6 +26,8 @@ _DURATION_UNITS: Final = {
     "h": timedelta(hours=1),
     "d": timedelta(days=1),
 }
+_SIZE: Final = re.compile(_NUMBER + r"(B|kB|MB|GB|TB)")
+_SIZE_UNITS: Final = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _PERCENT: Final = re.compile(_NUMBER + "%")
 _MAX_DURATION: Final = timedelta(days=3650)
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
@@ -85,6 +87,29 @@ def parse_percent(value: object) -> float:
 def format_percent(value: float) -> str:
     """A share as `parse_percent` reads it: `0.5%` for 0.005."""
     return f"{value * 100:.10g}%"
+
+
+def parse_size(value: object) -> int:
+    """`500MB`, `20GB`, `1.5TB` as bytes: units of 1,000; at most 1,000,000 TB.
+
+    Raises:
+        ValueError: it is anything else; the message says what was expected.
+    """
+    match = _SIZE.fullmatch(value) if isinstance(value, str) and len(value) <= 20 else None
+    if match is None:
+        raise ValueError("expected a size with its unit, like 500kB, 200MB, 20GB or 1TB")
+    size = round(float(match[1]) * _SIZE_UNITS[match[2]])
+    if size > 10**18:
+        raise ValueError("expected a size of at most 1000000TB")
+    return size
+
+
+def format_size(value: int) -> str:
+    """As `parse_size` reads it, in the largest unit that gives a whole number: `20GB`."""
+    for unit, size in reversed(_SIZE_UNITS.items()):
+        if value and value % size == 0:
+            return f"{value // size}{unit}"
+    return f"{value}B"
 
 
 def parse_name(value: object) -> str:
@@ -230,6 +255,14 @@ Percent = Annotated[
     WithJsonSchema(_TEXT | {"pattern": rf"^{_PERCENT.pattern}$"}),
 ]
 """A share, written as a percentage."""
+
+Size = Annotated[
+    int,
+    PlainValidator(parse_size),
+    PlainSerializer(format_size, when_used="json"),
+    WithJsonSchema(_TEXT | {"pattern": rf"^{_SIZE.pattern}$"}),
+]
+"""A number of bytes, with its unit."""
 
 Name = Annotated[str, PlainValidator(parse_name), WithJsonSchema(_TEXT | {"pattern": NAME_PATTERN})]
 """A name given in the file."""

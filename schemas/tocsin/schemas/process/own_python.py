@@ -25,7 +25,16 @@ _PATH: Final = "PYTHONPATH"
 _FOR_THE_JOB: Final = ("PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONWARNINGS")
 """With `-W error` for the job, a warning of a library would end us."""
 
-_PORTIONS: Final = ("schemas", "bus", "runtime", "emitter", "stream_rules", "actions", "console")
+_PORTIONS: Final = (
+    "schemas",
+    "bus",
+    "runtime",
+    "emitter",
+    "stream_rules",
+    "actions",
+    "store",
+    "console",
+)
 
 
 def python_command(module: str, *words: str) -> tuple[str, ...]:

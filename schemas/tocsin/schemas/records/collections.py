@@ -36,6 +36,30 @@ OWN_FRAMES: Final = frozenset(
 )
 """Collections that come with others and have no schedule: no custom one may have their name."""
 
+Tier = Literal[0, 1, 2]
+"""What is left out first where there is too much: 2, then 1; 0 is not left out."""
+
+TIER_1: Final = frozenset(
+    {"biases", "checksums", "gradients", "local_gradients", "losses", "updates", "weights"}
+)
+"""Collections that more rules read, and sooner, than any other."""
+
+_RARE: Final = frozenset(
+    {
+        *("confusion", "input_channels", "labels", "no_gradient", "not_optimized", "tokens"),
+        "untrained",
+    }
+)
+"""Small tables that come now and then, each of which tells what no other does."""
+
+
+def tier_of(collection: str) -> Tier:
+    """The tier of the summaries of a collection, for a worker that cannot keep up."""
+    if collection in _RARE:
+        return 0
+    return 1 if collection in TIER_1 else 2
+
+
 _COUNTS: Final = ("numel", "zeros", "nans", "infs")
 _STATISTICS: Final = ("min", "max", "mean", "std", "l1", "l2", "absmax")
 _QUANTILES: Final = ("p05", "p25", "p50", "p75", "p95")

@@ -1,4 +1,4 @@
-"""What a worker says of its configuration, for those who look at the bus."""
+"""What a worker reports of its configuration, for those who look at the bus."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ConfigurationRefused(Data):
     event_type: ClassVar[str] = "tocsin.configuration.refused"
 
     worker: Word = Field(min_length=1, max_length=300, description="service and host")
-    at_ms: Millis
+    at_ms: Millis = Field(description="when it was refused, Unix milliseconds")
     problems: tuple[Text, ...] = Field(
         min_length=1, max_length=MOST_PROBLEMS, description="each with file, line and column"
     )

@@ -51,10 +51,14 @@ FINAL_STATES: Final = frozenset({"delivered", "rejected", "suppressed", "expired
 class Attempt(Model):
     """One attempt that was made. `result` never holds the peer's body."""
 
-    at_ms: Millis
-    result: Word = Field(max_length=300, examples=["503 Service Unavailable"])
+    at_ms: Millis = Field(description="when it was made")
+    result: Word = Field(
+        max_length=300,
+        examples=["503 Service Unavailable"],
+        description="what the peer answered, in a few words",
+    )
     retry: bool = Field(description="whether it is worth another attempt")
-    duration_ms: Whole = 0
+    duration_ms: Whole = Field(default=0, description="how long it took, milliseconds")
 
 
 class Repeats(Model):
@@ -62,7 +66,7 @@ class Repeats(Model):
 
     every_ms: Positive | None = Field(default=None, description="None: not, but for the urgent")
     urgent_every_ms: Positive | None = Field(default=None, description="until `urgent_until_ms`")
-    urgent_until_ms: Millis = 0
+    urgent_until_ms: Millis = Field(default=0, description="until when the notice is urgent")
     wait_ms: Whole = Field(default=0, description="within which time repeats are one message")
 
 
@@ -71,8 +75,10 @@ class Approval(Model):
 
     why: Text = Field(description="why people are asked: the mode, or the limit")
     until_ms: Millis = Field(description="how long it waits for answers")
-    on_timeout: Literal["skip", "stop"] = "skip"
-    quorum: Positive = 1
+    on_timeout: Literal["skip", "stop"] = Field(
+        default="skip", description="what happens without an answer in time"
+    )
+    quorum: Positive = Field(default=1, description="how many people must approve")
     by: Many[Word] = Field(default=(), max_length=16, description="who has approved")
     decided_ms: Millis | None = Field(
         default=None, description="when the stop was released; None while it waits"
@@ -119,12 +125,12 @@ class Delivery(Data):
 
     event_type: ClassVar[str] = "tocsin.delivery"
 
-    delivery_id: Id
-    issue_id: Id
+    delivery_id: Id = Field(description="the same in all attempts, from whichever process")
+    issue_id: Id = Field(description="the issue that it is about")
     run_id: RunId
     incarnation: Incarnation
-    rule: str = Field(max_length=100)
-    issue_state: IssueState
+    rule: str = Field(max_length=100, description="the rule instance that found the issue")
+    issue_state: IssueState = Field(description="the state of the issue that it reports")
     issue_times: Positive = Field(
         default=1, description="how many times the issue's condition had come"
     )
@@ -147,10 +153,12 @@ class Delivery(Data):
         "delivery",
     )
     repeat: Whole = Field(default=0, description="which repeat it is; 0 in other notices")
-    repeats: Repeats | None = None
+    repeats: Repeats | None = Field(
+        default=None, description="how often it is repeated; None: it is not"
+    )
     action: str = Field(max_length=100, description="the receiver's name, or `stop`")
     kind: str = Field(max_length=32, description="webhook, stop, …")
-    state: DeliveryState
+    state: DeliveryState = Field(description="the last four are final")
     reason: Text = Field(description="why it is in this state")
     held: HeldBy | None = Field(
         default=None, description="what kept it from being sent, if it was suppressed for that"
@@ -158,8 +166,8 @@ class Delivery(Data):
     decided_by: Word = Field(
         default="", max_length=300, description="the config line, or the default, that requested it"
     )
-    created_ms: Millis
-    updated_ms: Millis
+    created_ms: Millis = Field(description="when it was decided")
+    updated_ms: Millis = Field(description="when this state was written")
     attempts: Whole = Field(default=0, description="made so far")
     last_attempts: Many[Attempt] = Field(
         default=(), max_length=8, description="the newest, oldest first"
@@ -223,6 +231,13 @@ class Delivery(Data):
         """Whether it is a stop that is not sent before people approve."""
         asked = self.approval is not None and self.approval.decided_ms is None
         return asked and self.state == "pending"
+
+    @property
+    def rank(self) -> tuple[int, bool, int, int]:
+        """Of two entries of one delivery the higher one counts, whichever was written last: a
+        worker that was frozen and wakes up may write what it was at. What belongs to a redrive is
+        newer than the final state before it."""
+        return self.redrives, self.final, self.attempts, self.updated_ms
 
     @property
     def final(self) -> bool:

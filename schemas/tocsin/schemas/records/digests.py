@@ -1,4 +1,4 @@
-"""What a digest tells a receiver: that all is well, once in an interval."""
+"""Digests: a notice to a receiver, once in an interval, that all is well."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pydantic import Field
 from tocsin.schemas.records.events import EVENT_TYPES, Data, Model, example
 from tocsin.schemas.records.fields import Many, Mapped, Millis, RunId, Step, Whole, Word
 from tocsin.schemas.records.real import Real
-from tocsin.schemas.records.runs import Outcome, RunState
+from tocsin.schemas.records.run_view import RunState
+from tocsin.schemas.records.runs import Outcome
 
 MOST_RUNS: Final = 20
 """Of more runs, those that started last are named."""

@@ -7,6 +7,9 @@ know.
 
 from __future__ import annotations
 
+import functools
+import importlib
+import pkgutil
 from datetime import UTC, datetime
 from typing import ClassVar, Final, Generic, Literal, TypeVar
 
@@ -77,7 +80,7 @@ class Event(Model, Generic[D]):
     data: SerializeAsAny[D]
 
     @classmethod
-    def of(
+    def wrap(
         cls, data: E, *, id: str, source: str, time_ms: int, subject: str | None = None
     ) -> Event[E]:
         """Wrap `data`; `time_ms` is Unix time in milliseconds."""
@@ -115,10 +118,14 @@ class EventTypes:
 
     def names(self) -> tuple[str, ...]:
         """All known types, sorted."""
+        _import_all()
         return tuple(sorted(self._models))
 
     def model(self, event_type: str) -> type[Data]:
         """Raises UnknownRecord."""
+        if event_type not in self._models:
+            # Whoever reads a bus meets types of which nothing of its own makes use.
+            _import_all()
         try:
             return self._models[event_type]
         except KeyError:
@@ -164,7 +171,17 @@ class _Raw(Model):
 
 
 EVENT_TYPES: Final = EventTypes()
-"""All event types of this release; the modules beside this one register theirs on import."""
+"""All event types of this release; the modules beside this one register theirs on import, which is
+when somebody needs them, or when a record of an unknown type is met."""
+
+
+@functools.cache
+def _import_all() -> None:
+    """Import all modules beside this one, and below."""
+    from tocsin.schemas import records
+
+    for module in pkgutil.walk_packages(records.__path__, f"{records.__name__}."):
+        importlib.import_module(module.name)
 
 
 def clip(text: str, limit: int = MAX_TEXT) -> str:

@@ -49,7 +49,7 @@ class Feedback(Data):
 
     feedback_id: Id = Field(description="the same if the record is sent twice")
     by: Word = Field(min_length=1, max_length=MAX_BY, description="who: user@host, or a name")
-    at_ms: Millis
+    at_ms: Millis = Field(description="when it was given")
     why: Text = Field(default="", description="in the person's words")
     issue: IssueFiring = Field(description="its newest state then")
 

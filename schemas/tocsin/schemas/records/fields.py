@@ -30,7 +30,7 @@ Step = Annotated[Whole, Field(examples=[1200])]
 """0-based count of steps of the primary optimizer in one incarnation."""
 
 MAX_MILLIS: Final = 253_402_300_799_999
-"""The last millisecond of the year 9999: what every calendar can say."""
+"""The last millisecond of the year 9999: what every calendar can show."""
 
 Millis = Annotated[int, Field(ge=0, le=MAX_MILLIS, examples=[1795257600000])]
 """Unix time in milliseconds."""
@@ -62,7 +62,7 @@ Incarnation = Annotated[
 
 
 Id = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._:@+=-]+$")]
-"""The id of an issue, a delivery or a command: it stands in headers and in lines of text."""
+"""The id of an issue, a delivery or a command: it is in headers and in lines of text."""
 
 
 def readable(text: str) -> str:

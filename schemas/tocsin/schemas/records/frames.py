@@ -134,7 +134,7 @@ class TensorFrame:
     """Summaries of the tensors of one collection at one step of one rank.
 
     `values[i, j]` is `columns[j]` of tensor `rows[i]`, over its finite values; `counts[i, j]`
-    likewise for `count_columns`. Rows stand in backward order for gradients (the first to be
+    likewise for `count_columns`. Rows are in backward order for gradients (the first to be
     computed first) and in forward order elsewhere. Columns of the emitter: STATISTIC_COLUMNS and,
     from a sample, the quantiles `p05 p25 p50 p75 p95`; `update_l2` (the norm of a step's change) in
     the collection `updates`; for tensors of low precision, in a second frame of the same step,
@@ -323,7 +323,7 @@ class StepFrame:
     schedules were stepped, and `epochs` of the training's data loaders.
 
     With several ranks: `local_gradient_norm`, of this rank's own gradients before they were
-    averaged, and where the model lies in parts on the ranks (FSDP2, tensor and pipeline parallel)
+    averaged, and where the model is in parts on the ranks (FSDP2, tensor and pipeline parallel)
     `gradient_norm_local_part` in place of `gradient_norm`: the norm of what is this rank's of them.
     The root of the sum of the squares over all ranks is the norm. (A part that several ranks hold
     is shared between them.)

@@ -30,7 +30,7 @@ class Goodput(Model):
 
     started_ms: Millis = Field(default=0, description="start of the first incarnation")
     wall_s: float = Field(default=0.0, ge=0, description="seconds since then, up to this view")
-    incarnations: Positive = 1
+    incarnations: Positive = Field(default=1, description="how many there were so far")
     productive_s: float = Field(default=0.0, ge=0, description="in steps that were kept")
     redone_s: float = Field(
         default=0.0, ge=0, description="in steps that a later incarnation had to repeat"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from tocsin.schemas.records.checkpoints import Checkpoint
 from tocsin.schemas.records.events import EVENT_TYPES, Data, Event, Model, example
 from tocsin.schemas.records.fields import (
     Id,
@@ -20,11 +21,11 @@ from tocsin.schemas.records.fields import (
     Word,
 )
 from tocsin.schemas.records.real import Real
-from tocsin.schemas.records.runs import Checkpoint, RunData
+from tocsin.schemas.records.runs import RunData
 
 Severity = Literal["info", "warning", "critical"]
 SEVERITIES: Final[tuple[Severity, ...]] = ("info", "warning", "critical")
-"""From the least grave to the gravest."""
+"""From the least to the most severe."""
 SHORT_ID: Final = 8
 """Characters of an issue's id that tell it from the others of a bus, in practice."""
 
@@ -37,32 +38,42 @@ SubjectKind = Literal[
 class Subject(Model):
     """What the issue is about: `gradients/blocks.3.attention.qkv.weight`, `loss`, `rank 1`, …"""
 
-    kind: SubjectKind
-    name: Word = Field(max_length=512, examples=["blocks.3.attention.qkv.weight"])
-    collection: str | None = Field(default=None, max_length=64)
+    kind: SubjectKind = Field(description="what kind of thing it is")
+    name: Word = Field(
+        max_length=512,
+        examples=["blocks.3.attention.qkv.weight"],
+        description="its name, as the training gives it",
+    )
+    collection: str | None = Field(
+        default=None, max_length=64, description="of a tensor: where it was captured"
+    )
 
 
 class Fact(Model):
     """One number or word of the evidence, for example `nans` 12, or `ratio` 41.2 with limit 20."""
 
-    name: str = Field(max_length=100)
-    value: Real | Text
-    limit: Real | None = None
-    unit: str | None = Field(default=None, max_length=32, examples=["percent"])
+    name: str = Field(max_length=100, description="what was measured")
+    value: Real | Text = Field(description="a number or a word")
+    limit: Real | None = Field(default=None, description="what the value was compared with")
+    unit: str | None = Field(
+        default=None, max_length=32, examples=["percent"], description="of value and limit"
+    )
 
 
 class Series(Model):
     """The deciding series: the last points up to the firing step, and the limit crossed."""
 
-    name: Word = Field(max_length=200, examples=["loss"])
-    unit: str | None = Field(default=None, max_length=32, examples=["percent"])
-    steps: Many[Step] = Field(max_length=512)
+    name: Word = Field(max_length=200, examples=["loss"], description="what was measured")
+    unit: str | None = Field(
+        default=None, max_length=32, examples=["percent"], description="of the values and the limit"
+    )
+    steps: Many[Step] = Field(max_length=512, description="the step of each value, or seconds: `x`")
     x: Literal["s"] | None = Field(
         default=None,
         description="`s`: `steps` count the seconds since the first sample; None: they are steps",
     )
-    values: Many[Real] = Field(max_length=512)
-    limit: Real | None = None
+    values: Many[Real] = Field(max_length=512, description="as many as there are steps")
+    limit: Real | None = Field(default=None, description="the limit that was crossed")
 
     @model_validator(mode="after")
     def _aligned(self) -> Self:
@@ -72,10 +83,10 @@ class Series(Model):
 
 
 class Evidence(Model):
-    """Why the rule says so."""
+    """The numbers behind a finding."""
 
-    facts: Many[Fact] = Field(default=(), max_length=64)
-    series: Series | None = None
+    facts: Many[Fact] = Field(default=(), max_length=64, description="the numbers that decided")
+    series: Series | None = Field(default=None, description="the course of the number that decided")
     followed: Whole = Field(default=0, description="how many further tensors or ranks are affected")
     also: Many[Word] = Field(default=(), max_length=32, description="the next ones, by name")
     explanation: Text = Field(default="", description="how the origin was decided")
@@ -87,9 +98,9 @@ class Evidence(Model):
 class Origin(Model):
     """The first start of an issue that has recurred since."""
 
-    step: Step | None = None
-    rank: Whole | None = None
-    onset_ms: Millis = 0
+    step: Step | None = Field(default=None, description="the first step")
+    rank: Whole | None = Field(default=None, description="the first rank")
+    onset_ms: Millis = Field(default=0, description="append time of the record that started it")
 
 
 @EVENT_TYPES.register
@@ -128,16 +139,16 @@ class IssueFiring(RunData):
     event_type: ClassVar[str] = "tocsin.issue.firing"
     state: ClassVar[IssueState] = "firing"
 
-    issue_id: Id
+    issue_id: Id = Field(description="made of data: the same in each state, process and replay")
     rule: str = Field(max_length=100, description="the rule instance's name")
     use: str = Field(max_length=100, description="the rule in the catalogue")
-    rule_version: Positive
+    rule_version: Positive = Field(description="of the rule in the catalogue")
     branch: str = Field(
         default="",
         max_length=64,
         description="which of the rule's conditions, where it has several",
     )
-    severity: Severity
+    severity: Severity = Field(description="of this state; of a list of issues: the highest so far")
     stop_worthy: bool = Field(default=False, description="whether it may stop the run by default")
     rule_may_stop: bool | None = Field(
         default=None,
@@ -168,11 +179,11 @@ class IssueFiring(RunData):
         default=None,
         description="where the issue first started, if its condition has recurred since",
     )
-    subject: Subject
+    subject: Subject = Field(description="what it is about")
     reason: Text = Field(description="one sentence: what, where first, how bad")
-    remedy: Text = ""
-    first_step: Step | None = None
-    first_rank: Whole | None = None
+    remedy: Text = Field(default="", description="what to try")
+    first_step: Step | None = Field(default=None, description="the step at which it started")
+    first_rank: Whole | None = Field(default=None, description="the rank on which it started")
     step: Step | None = Field(
         default=None, description="the run's step when this state was decided"
     )
@@ -183,8 +194,8 @@ class IssueFiring(RunData):
         default=0,
         description="append time of the record that decided this state, Unix milliseconds",
     )
-    labels: Labels = Field(default_factory=dict)
-    evidence: Evidence = Evidence()
+    labels: Labels = Field(default_factory=dict, description="of the run")
+    evidence: Evidence = Field(default=Evidence(), description="why the rule decided so")
     last_good_checkpoint: Checkpoint | None = Field(
         default=None, description="the newest checkpoint that was written before the onset"
     )
@@ -199,11 +210,11 @@ class IssueFiring(RunData):
 
     @property
     def turned_critical(self) -> bool:
-        """Whether it was less grave until now: people are told, as of one that fires."""
+        """Whether it was less severe until now: people are notified, as of one that fires."""
         return False
 
     def overall(self) -> Self:
-        """The issue over all its times: its gravest severity, and where it first began.
+        """The issue over all its times: its highest severity, and where it first began.
 
         For readers that keep one record of an issue, the newest.
         """
@@ -218,7 +229,7 @@ class IssueFiring(RunData):
 
 @EVENT_TYPES.register
 class IssueOngoing(IssueFiring):
-    """The condition still holds: at most once in the rule's `repeat`, and when it gets graver."""
+    """The condition still holds: at most once in the rule's `repeat`, or it gets more severe."""
 
     event_type: ClassVar[str] = "tocsin.issue.ongoing"
     state: ClassVar[IssueState] = "ongoing"
@@ -246,7 +257,7 @@ class IssueResolved(IssueFiring):
 
 def issue_event(issue: IssueFiring, *, event_id: str, time_ms: int) -> Event[Data]:
     """A state of an issue as the event that its rule publishes."""
-    return Event.of(
+    return Event.wrap(
         issue,
         id=event_id,
         source=f"/runs/{issue.run_id}/rules/{issue.rule}",
@@ -258,7 +269,7 @@ def issue_event(issue: IssueFiring, *, event_id: str, time_ms: int) -> Event[Dat
 def gravest(issues: Sequence[IssueFiring]) -> IssueFiring | None:
     """The first critical one, else the first warning, else the first; None if there is none.
 
-    Where that is the consequence of another of these, the other.
+    Where that follows from another of these, the first cause.
     """
     if not issues:
         return None
@@ -266,7 +277,15 @@ def gravest(issues: Sequence[IssueFiring]) -> IssueFiring | None:
         (i for severity in ("critical", "warning") for i in issues if i.severity == severity),
         issues[0],
     )
-    return next((issue for issue in issues if issue.issue_id == told.consequence_of), told)
+    return root_of(told, issues)
+
+
+def root_of(issue: IssueFiring, issues: Iterable[IssueFiring]) -> IssueFiring:
+    """The first cause of an issue, as far as it is among these; the issue itself if none is."""
+    known = {one.issue_id: one for one in issues}
+    while (cause := known.pop(issue.consequence_of or "", None)) is not None:
+        issue = cause
+    return issue
 
 
 Issue = IssueFiring

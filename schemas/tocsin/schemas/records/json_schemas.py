@@ -14,7 +14,6 @@ from typing import Any, Final
 from pydantic import BaseModel
 from pydantic.config import JsonDict
 
-import tocsin.schemas.records.wire  # noqa: F401  (importing it registers all event types)
 from tocsin.schemas.records.events import EVENT_TYPES, Data, Event
 from tocsin.schemas.records.frames import (
     StepFrame,
@@ -25,7 +24,7 @@ from tocsin.schemas.records.frames import (
     TensorHeader,
 )
 from tocsin.schemas.records.snapshots import Snapshot, SnapshotHeader
-from tocsin.schemas.records.stops import SignedDatagram
+from tocsin.schemas.records.stops.commands import SignedDatagram
 
 _HEADERS: Final[dict[str, tuple[type[BaseModel], int]]] = {
     TensorFrame.type: (TensorHeader, TensorFrame.version),

@@ -1,4 +1,4 @@
-"""The life of a run, as its launcher and its ranks tell it, and the view of it that readers get."""
+"""The life of a run, as its launcher and its ranks report it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from pydantic import Field
 
 from tocsin.schemas.records.events import EVENT_TYPES, Data, Model, example
 from tocsin.schemas.records.fields import (
-    MAX_INT,
     ExitCode,
-    Id,
     Incarnation,
     Labels,
     Many,
@@ -24,15 +22,10 @@ from tocsin.schemas.records.fields import (
     Whole,
     Word,
 )
-from tocsin.schemas.records.goodput import Goodput, Outlook
 from tocsin.schemas.records.real import Real
 
 Role = Literal["launcher", "trainer"]
 Outcome = Literal["completed", "failed", "stopped", "interrupted"]
-RunState = Literal["running", "ended", "lost"]
-RuleStatus = Literal[
-    "waiting_for_input", "in_progress", "no_issues_found", "issues_found", "error", "stopped"
-]
 
 
 MAX_SCHEDULER_NAME: Final = 500
@@ -45,8 +38,8 @@ class RunData(Data):
     run_id: RunId
     incarnation: Incarnation
     rank: Whole = Field(default=0, description="0 for a launcher too")
-    world_size: Positive = 1
-    role: Role = "trainer"
+    world_size: Positive = Field(default=1, description="how many ranks train together")
+    role: Role = Field(default="trainer", description="who speaks: the launcher, or a rank")
 
 
 class Group(Model):
@@ -171,6 +164,10 @@ class RunEnded(RunData):
     capture: CaptureFigures | None = None
 
 
+SHORT_RUN_S: Final = 60.0
+"""A share of less time than this would be that of imports and first looks."""
+
+
 class CaptureFigures(Model):
     """What watching has cost one rank so far, and what it sent."""
 
@@ -201,6 +198,16 @@ class CaptureFigures(Model):
     not_watched: Many[Word] = Field(
         default=(), description="those of them that are off now; the others are back"
     )
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the steps took too little time for a share of it to mean anything."""
+        return 0 < self.stepping_s < SHORT_RUN_S
+
+    @property
+    def overhead_text(self) -> str:
+        """What watching has cost, for people: `0.3 %`; of a short run `0.4 s`."""
+        return f"{self.spent_s:.1f} s" if self.is_short else f"{self.overhead_percent:.1f} %"
 
     @classmethod
     def joined(cls, figures: Iterable[Self]) -> Self | None:
@@ -275,121 +282,6 @@ class PhaseMark(RunData):
     duration_s: float | None = Field(default=None, ge=0, description="seconds; at the end only")
 
 
-VERIFIED_STEPS: Final = 50
-"""Healthy steps after a checkpoint that make it a verified one: what it holds did train on."""
-
-
-class Checkpoint(Model):
-    """A checkpoint file that a run has written."""
-
-    path: Text
-    step: Annotated[int, Field(ge=-1, le=MAX_INT)] = Field(
-        description="the last step that is in it; -1 before the first step"
-    )
-    size_bytes: Whole | None = None
-    finite: bool | None = Field(
-        default=None, description="whether what was saved was finite, where known"
-    )
-    verified: bool | None = Field(
-        default=None,
-        description="whether enough healthy steps followed it, where an issue or a stop names it",
-    )
-    whole: bool | None = Field(
-        default=None, description="whether its files are whole, where they were read"
-    )
-
-    @property
-    def sound(self) -> bool:
-        """Whether nothing is known against it."""
-        return self.finite is not False and self.whole is not False
-
-
-@EVENT_TYPES.register
-class CheckpointWritten(RunData):
-    """A checkpoint was written: by `torch.save`, safetensors, or a framework's own function."""
-
-    model_config = example(
-        run_id="gpt-2026-11-21",
-        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
-        checkpoint={"path": "/data/gpt/step-1000.pt", "step": 1000, "size_bytes": 1493172224},
-        duration_s=3.5,
-    )
-
-    event_type: ClassVar[str] = "tocsin.run.checkpoint"
-
-    checkpoint: Checkpoint
-    duration_s: float = Field(default=0.0, ge=0, description="seconds")
-
-
-@EVENT_TYPES.register
-class CheckpointRead(RunData):
-    """What a checkpoint holds: read after it was written, apart from the training, and without
-    unpickling it."""
-
-    model_config = example(
-        run_id="gpt-2026-11-21",
-        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
-        role="launcher",
-        checkpoint={"path": "/data/gpt/step-1000.pt", "step": 1000, "size_bytes": 1493172224},
-        tensors=444,
-        matrices=148,
-        bytes_read=1493171200,
-        nonfinite=["model.blocks.3.attention.weight"],
-        nonfinite_tensors=1,
-    )
-
-    event_type: ClassVar[str] = "tocsin.run.checkpoint_read"
-
-    checkpoint: Checkpoint
-    unread: Text = Field(default="", description="why it could not be read; then nothing is known")
-    changed: bool = Field(
-        default=False, description="it was written again meanwhile; then nothing is known"
-    )
-    complete: bool = Field(
-        default=True, description="whether all numbers were read; else the beginning of each tensor"
-    )
-    torn: Text = Field(default="", description="what is missing of its files; empty: nothing")
-    tensors: Whole = Field(default=0, description="tensors of floating point that were found")
-    matrices: Whole = Field(default=0, description="those of them with two dimensions or more")
-    bytes_read: Whole = 0
-    nonfinite: Many[Word] = Field(
-        default=(), description="tensors with NaN or Inf, the first names; not masks of -Inf"
-    )
-    nonfinite_tensors: Whole = 0
-    zeros: Many[Word] = Field(default=(), description="matrices of zeros only, the first names")
-    zero_tensors: Whole = 0
-
-    def told_of(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The same, with what was found, if it is the one that was read."""
-        read = self.checkpoint
-        if (checkpoint.path, checkpoint.step) != (read.path, read.step):
-            return checkpoint
-        if self.unread or self.changed:
-            return checkpoint
-        finite = False if self.nonfinite_tensors else checkpoint.finite
-        return checkpoint.model_copy(update={"whole": not self.torn, "finite": finite})
-
-
-@EVENT_TYPES.register
-class CheckpointPinned(RunData):
-    """The checkpoint to go back to has got a second name, which no rotation of the job deletes."""
-
-    model_config = example(
-        run_id="gpt-2026-11-21",
-        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
-        checkpoint={"path": "/data/gpt/step-1000.pt", "step": 1000, "size_bytes": 1493172224},
-        how="hard_link",
-        pinned="/data/gpt/tocsin-pinned/step-1000.pt",
-    )
-
-    event_type: ClassVar[str] = "tocsin.run.checkpoint_pinned"
-
-    checkpoint: Checkpoint
-    how: Literal["hard_link", "copy"]
-    pinned: Text = Field(default="", description="its second name; empty: it has no second one")
-    reason: Text = Field(default="", description="why it has no second name")
-
-
 @EVENT_TYPES.register
 class DataLoaderSeen(RunData):
     """A training or an evaluation takes its batches from this data loader; said once of each."""
@@ -448,92 +340,6 @@ class CaptureDegraded(RunData):
     probe: str = Field(max_length=100)
     reason: Text
     step: Step | None = None
-
-
-class RankView(Model):
-    """One rank, as last heard of."""
-
-    rank: Whole
-    last_step: Step | None = None
-    last_heard_ms: Millis = Field(description="append time of its last record")
-    ended: bool = False
-    capture: CaptureFigures | None = None
-
-
-class StopView(Model):
-    """How far a stop of this incarnation has come."""
-
-    state: Literal[
-        "requested",
-        "acknowledged",
-        "checkpoint_decided",
-        "left",
-        "exited",
-        "escalated",
-        "refused",
-        "expired",
-    ]
-    command_id: Id
-    issue_id: Id | None = None
-    reason: Text = ""
-    step: Step | None = Field(default=None, description="the step at which the ranks left")
-    how: str | None = Field(default=None, description="edge, SIGTERM or SIGKILL")
-    exit_code: ExitCode | None = None
-    decision: str = Field(
-        default="", max_length=32, description="of its checkpoint: saved, protected, …"
-    )
-    checkpoint: Checkpoint | None = None
-    states: Mapped[Millis] = Field(
-        default_factory=dict, description="state -> append time, Unix milliseconds"
-    )
-
-
-@EVENT_TYPES.register
-class RunView(RunData):
-    """What a reader wants to know of a run: the newest of its key on the runs topic."""
-
-    model_config = example(
-        run_id="gpt-2026-11-21",
-        incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11",
-        state="running",
-        node="node-17",
-        started_ms=1795257600000,
-        last_step=1200,
-        last_loss="NaN",
-        ranks=[{"rank": 0, "last_step": 1200, "last_heard_ms": 1795258012500}],
-        rules={"nonfinite": "issues_found"},
-        issues=1,
-        next_offset=48213,
-    )
-
-    event_type: ClassVar[str] = "tocsin.run.view"
-
-    state: RunState
-    labels: Labels = Field(default_factory=dict)
-    scheduler: SchedulerJob | None = Field(
-        default=None, description="the scheduler's own names for the job; None outside of one"
-    )
-    node: Word = ""
-    command: Text = ""
-    started_ms: Millis = 0
-    ended_ms: Millis | None = Field(default=None, description="None while it runs")
-    outcome: Outcome | None = None
-    exit_code: ExitCode | None = None
-    last_step: Step | None = None
-    last_loss: Real | None = None
-    ranks: Many[RankView] = ()
-    rules: Mapped[RuleStatus] = Field(default_factory=dict)
-    issues: Whole = Field(default=0, description="episodes so far")
-    stop: StopView | None = None
-    capture: CaptureFigures | None = Field(default=None, description="over all ranks")
-    devices: Mapped[Positive] = Field(
-        default_factory=dict, description="accelerators of all ranks: name -> how many"
-    )
-    goodput: Goodput | None = Field(
-        default=None, description="where the time went, over all incarnations so far"
-    )
-    outlook: Outlook | None = None
-    next_offset: Whole = Field(default=0, description="telemetry up to here is in this view")
 
 
 RunEnded.model_rebuild()

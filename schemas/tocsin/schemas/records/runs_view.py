@@ -12,13 +12,20 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from tocsin.schemas.errors import RecordError
+from tocsin.schemas.records.configurations import ConfigurationRefused
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import Data
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import IssueFiring, IssueState
-from tocsin.schemas.records.runs import Heartbeat, RunData, RunEnded, RunStarted, RunView, StopView
-from tocsin.schemas.records.stop_progress import answered
-from tocsin.schemas.records.stops import StopAnswer, StopRequested
+from tocsin.schemas.records.run_view import RunView, StopView
+from tocsin.schemas.records.runs import (
+    Heartbeat,
+    RunData,
+    RunEnded,
+    RunStarted,
+)
+from tocsin.schemas.records.stops.commands import StopAnswer, StopRequested
+from tocsin.schemas.records.stops.progress import answered
 from tocsin.schemas.records.wire import ReceivedRecord, read_event
 
 MAX_INCARNATIONS: Final = 1_000
@@ -81,13 +88,23 @@ class RunSeen:
 
     @property
     def running(self) -> bool:
-        """Whether its view does not say that it has ended or is lost."""
+        """Whether it has not ended, and is not lost, by its view."""
         return self.view is None or self.view.state == "running"
 
     @property
     def started_ms(self) -> int:
         """When it started, as far as is known."""
         return self._heard_ms if self.view is None else self.view.started_ms
+
+    @property
+    def changed_ms(self) -> int:
+        """When something was last heard of its newest incarnation, as far as is known."""
+        view = self.view
+        if view is None:
+            return self._heard_ms
+        heard = (rank.last_heard_ms for rank in view.ranks)
+        stopped = () if self.stop is None else self.stop.states.values()
+        return max(view.started_ms, view.ended_ms or 0, self._heard_ms, *heard, *stopped)
 
     def add_view(self, view: RunView, *, append_ms: int = 0, as_of_ms: int = 0) -> bool:
         """Fold in a view; whether it is the newest of the run.
@@ -160,7 +177,8 @@ class RunSeen:
 
 
 class RunsView:
-    """Runs, issues, deliveries and stop commands of a bus: of one run, or of all.
+    """Runs, issues, deliveries, stop commands and refused configurations of a bus: of one run, or
+    of all. What workers refuse is of no run.
 
     Not for several threads. With `limit` memory is bounded whatever the bus holds: of each kind the
     oldest are left out first.
@@ -178,6 +196,7 @@ class RunsView:
         self._states: dict[str, dict[StateSeen, None]] = {}
         self._deliveries: dict[str, Delivery] = {}
         self._feedback: dict[str, dict[str, Feedback]] = {}
+        self._refused: dict[bytes, ConfigurationRefused] = {}
 
     def apply(self, record: ReceivedRecord) -> bool:
         """Fold in a record of telemetry, runs, issues, actions or control; whether it changed
@@ -186,8 +205,12 @@ class RunsView:
         if record.value is None:
             # Keys of runs and of deliveries differ: only those of deliveries have a slash.
             key = record.key.decode(errors="replace")
-            run, delivery = self.seen.pop(key, None), self._deliveries.pop(key, None)
-            return run is not None or delivery is not None
+            gone = (
+                self.seen.pop(key, None),
+                self._deliveries.pop(key, None),
+                self._refused.pop(record.key, None),
+            )
+            return any(one is not None for one in gone)
         try:
             event = read_event(record)
         except RecordError:
@@ -198,7 +221,11 @@ class RunsView:
         )
 
     def add(self, data: Data, *, offset: int = 0, append_ms: int = 0, time_ms: int = 0) -> bool:
-        """Fold in what an event says; whether it changed anything. `time_ms` is the event's."""
+        """Fold in an event; whether it changed anything. `time_ms` is the event's."""
+        if isinstance(data, ConfigurationRefused):
+            self._refused[data.key] = data
+            self._bound(self._refused, lambda one: (one.at_ms,))
+            return True
         if not isinstance(data, RunData | Delivery | StopRequested | Feedback):
             return False
         if not self._wants(data.run_id):
@@ -215,6 +242,9 @@ class RunsView:
                 for issue_id in self._bound(self._issues, lambda issue: (issue.onset_ms,)):
                     del self._states[issue_id]
             case Delivery():
+                before = self._deliveries.get(data.key)
+                if before is not None and data.rank < before.rank:
+                    return False
                 self._deliveries[data.key] = data
                 self._bound(self._deliveries, lambda delivery: (delivery.created_ms,))
             case Feedback():
@@ -260,7 +290,7 @@ class RunsView:
 
     @property
     def issues(self) -> Sequence[IssueFiring]:
-        """In order of occurrence, each in its newest state, but with the gravest severity that it
+        """In order of occurrence, each in its newest state, but with the highest severity that it
         had and where it first began.
         """
         return sorted(
@@ -271,6 +301,64 @@ class RunsView:
     def deliveries(self) -> Sequence[Delivery]:
         """Each in its newest state, the first created first."""
         return sorted(self._deliveries.values(), key=lambda delivery: delivery.created_ms)
+
+    @property
+    def refused(self) -> Sequence[ConfigurationRefused]:
+        """The configurations that workers refuse now, by worker."""
+        return sorted(self._refused.values(), key=lambda one: one.worker)
+
+    def since(self, at_ms: int) -> RunsView:
+        """The runs, issues and deliveries that changed at that time (Unix milliseconds) or later.
+
+        Commands stay all: they explain stops; so does what workers refuse. An issue keeps all its
+        states and answers.
+        """
+        found = RunsView(self.run_id, limit=self._limit)
+        found._refused = dict(self._refused)
+        found.unread, found.commands = self.unread, dict(self.commands)
+        for run_id, run in self.seen.items():
+            if run.changed_ms >= at_ms:
+                found.seen[run_id] = run
+        for issue_id, issue in self._issues.items():
+            if self.changed_ms(issue) >= at_ms:
+                found._issues[issue_id] = issue
+                found._states[issue_id] = self._states[issue_id]
+        found._feedback = {
+            name: self._feedback[name] for name in found._issues.keys() & self._feedback.keys()
+        }
+        for key, delivery in self._deliveries.items():
+            if delivery.updated_ms >= at_ms:
+                found._deliveries[key] = delivery
+        return found
+
+    def fold(self, other: RunsView) -> None:
+        """Add what another view knows, one of an archive; of each thing the newer state counts."""
+        for seen in other.seen.values():
+            for view in seen.views.values():
+                self._run(seen.run_id).add_view(
+                    view, append_ms=seen.view_ms, as_of_ms=seen.as_of_ms
+                )
+        for issue_id, issue in other._issues.items():
+            own = self._issues.get(issue_id)
+            if own is None or own.at_ms < issue.at_ms:
+                self._issues[issue_id] = issue
+            states = {**other._states[issue_id], **self._states.get(issue_id, {})}
+            ordered = sorted(states, key=lambda state: state.at_ms)
+            self._states[issue_id] = dict.fromkeys(ordered)
+        for issue_id, given in other._feedback.items():
+            self._feedback[issue_id] = {**given, **self._feedback.get(issue_id, {})}
+        for key, delivery in other._deliveries.items():
+            known = self._deliveries.get(key)
+            if known is None or known.rank < delivery.rank:
+                self._deliveries[key] = delivery
+        for command_id, command in other.commands.items():
+            self.commands.setdefault(command_id, command)
+        self._refused = {**other._refused, **self._refused}
+
+    def changed_ms(self, issue: IssueFiring) -> int:
+        """When its newest state was decided or a person answered it last, Unix milliseconds."""
+        answers = self._feedback.get(issue.issue_id, {}).values()
+        return max(issue.at_ms, issue.onset_ms, *(answer.at_ms for answer in answers))
 
     def run(self, run_id: str) -> RunView | None:
         """The newest view of that run."""
@@ -284,6 +372,10 @@ class RunsView:
     def delivery(self, key: str) -> Delivery | None:
         """The newest state of the delivery with that key."""
         return self._deliveries.get(key)
+
+    def issue(self, issue_id: str) -> IssueFiring | None:
+        """The issue with that id, as `issues` has it."""
+        return self._issues.get(issue_id)
 
     def states(self, issue_id: str) -> Sequence[StateSeen]:
         """All states of that issue, in the order in which they came."""

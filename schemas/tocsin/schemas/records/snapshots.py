@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import ClassVar, Final, Self
 
@@ -10,6 +11,8 @@ from pydantic import Field, ValidationError
 from tocsin.schemas.errors import MalformedRecord
 from tocsin.schemas.records.fields import Incarnation, Millis, RunId, Whole
 from tocsin.schemas.records.frame_codec import FrameHeader, describe, encode_frame, split_header
+
+_NEXT_OFFSET: Final = re.compile(rb'"next_offset":([0-9]{1,19})[,}]')
 
 MAX_SNAPSHOT_BYTES: Final = 1024 * 1024
 
@@ -64,6 +67,20 @@ class Snapshot:
             software=self.software,
         )
         return encode_frame(header, {}) + self.payload
+
+    @staticmethod
+    def offset_of(value: bytes) -> int:
+        """The `next_offset` of a snapshot that is not decoded: of most nothing else is ever needed.
+
+        Raises:
+            MalformedRecord: it is no snapshot.
+        """
+        text, _ = split_header(value)
+        # In a string, the quotes would be escaped.
+        found = _NEXT_OFFSET.search(text)
+        if found is None:
+            raise MalformedRecord("snapshot header without next_offset")
+        return int(found[1])
 
     @classmethod
     def decode(cls, value: bytes) -> Self:

@@ -12,16 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-import tocsin.schemas.records.configurations
-import tocsin.schemas.records.deliveries
-import tocsin.schemas.records.digests
-import tocsin.schemas.records.feedback
-import tocsin.schemas.records.issues
-import tocsin.schemas.records.program_facts
-import tocsin.schemas.records.runs
-import tocsin.schemas.records.silences
-import tocsin.schemas.records.stop_control
-import tocsin.schemas.records.stops  # noqa: F401  (importing these registers their event types)
 from tocsin.schemas.errors import MalformedRecord, RecordError, UnknownRecord
 from tocsin.schemas.records.events import EVENT_TYPES, Data, Event
 from tocsin.schemas.records.fields import MAX_INT
@@ -49,14 +39,6 @@ _FRAMES: Final[dict[str, type[TensorFrame] | type[StepFrame] | type[SystemFrame]
 }
 
 
-class Encodable(Protocol):
-    """Something with a wire form."""
-
-    def encode(self) -> bytes:
-        """The value of the bus record."""
-        ...
-
-
 class ReceivedRecord(Protocol):
     """A record as a bus gives it to its readers: `tocsin.bus.port.Record`."""
 
@@ -74,7 +56,7 @@ class ReceivedRecord(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What the headers of a record say. `boot` is a uuid per sending process, `seq` its counter."""
+    """The headers of a record. `boot` is a uuid per sending process, `seq` its counter."""
 
     type: str
     version: int = 1
@@ -137,7 +119,7 @@ def decode(meta: Meta, value: bytes) -> Frame | Event[Data] | Snapshot:
 
     Raises:
         UnknownRecord: a type or major version that this release does not read.
-        MalformedRecord: the value is not what the type says.
+        MalformedRecord: the value is not of the type.
     """
     if meta.version != 1:
         raise UnknownRecord(

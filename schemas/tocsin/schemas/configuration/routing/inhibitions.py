@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import Field
 
-from tocsin.schemas.configuration.matches import Match
 from tocsin.schemas.configuration.problems import Problem
+from tocsin.schemas.configuration.routing.matches import Match
 from tocsin.schemas.configuration.sections import Entry
 from tocsin.schemas.configuration.values import Name
 
@@ -15,7 +15,7 @@ from tocsin.schemas.configuration.values import Name
 class InhibitEntry(Entry):
     """While an issue that fits `when` is open, those of its run that fit `mute` notify nobody.
 
-    They are recorded all the same, and may stop their run.
+    They are recorded anyway, and may stop their run.
     """
 
     MATCHES = ("when", "mute")

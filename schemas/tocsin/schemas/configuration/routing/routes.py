@@ -7,8 +7,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, WithJsonSchema
 
-from tocsin.schemas.configuration.matches import Match, covers
 from tocsin.schemas.configuration.problems import Loc, Problem
+from tocsin.schemas.configuration.routing.matches import Match, covers
 from tocsin.schemas.configuration.sections import Entry, GroupBy, GroupWait, RepeatInterval
 from tocsin.schemas.configuration.values import NAME_PATTERN, Name, Names
 from tocsin.schemas.records.issues import Severity

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import ClassVar, Final, Literal
 
 from pydantic import Field
@@ -55,5 +56,19 @@ class StopAnswered(Data):
 
     @property
     def key(self) -> str:
-        """The key on the control topic."""
-        return f"{self.run_id}/{self.incarnation}/approval"
+        """The key on the control topic: one for each stop and person, so that compaction keeps the
+        newest answer of each.
+        """
+        who = hashlib.sha256(f"{self.delivery_id}\0{self.by}".encode()).hexdigest()[:16]
+        return f"{self.run_id}/{self.incarnation}/approval/{who}"
+
+    def is_under(self, key: str) -> bool:
+        """Whether a record with this key may hold it: releases before had one for all answers of an
+        incarnation.
+        """
+        return key in (self.key, f"{self.run_id}/{self.incarnation}/approval")
+
+
+def is_answer_key(key: bytes) -> bool:
+    """Whether a record of the control topic with this key is a person's answer to a stop."""
+    return key.endswith(b"/approval") or b"/approval/" in key

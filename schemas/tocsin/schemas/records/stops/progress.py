@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from tocsin.schemas.records.runs import StopView
-from tocsin.schemas.records.stops import (
+from tocsin.schemas.records.run_view import StopView
+from tocsin.schemas.records.stops.commands import (
     StopAcknowledged,
     StopAnswer,
     StopCheckpoint,

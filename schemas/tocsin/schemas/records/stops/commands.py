@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from tocsin.schemas.records.checkpoints import Checkpoint
 from tocsin.schemas.records.events import EVENT_TYPES, Data, Model, example
 from tocsin.schemas.records.fields import (
     ExitCode,
@@ -19,7 +20,7 @@ from tocsin.schemas.records.fields import (
     Whole,
     Word,
 )
-from tocsin.schemas.records.runs import Checkpoint, RunData
+from tocsin.schemas.records.runs import RunData
 
 
 @EVENT_TYPES.register
@@ -260,7 +261,7 @@ class StopRefused(StopAnswer):
 
 @EVENT_TYPES.register
 class StopExpired(StopAnswer):
-    """The command was read after it had run out; it is worth nothing any more."""
+    """The command was read after it had run out; it is not valid any more."""
 
     model_config = example(
         run_id="gpt-2026-11-21",

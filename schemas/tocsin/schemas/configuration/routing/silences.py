@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from tocsin.schemas.configuration.matches import Match
 from tocsin.schemas.configuration.problems import Problem
+from tocsin.schemas.configuration.routing.matches import Match
 from tocsin.schemas.configuration.sections import Entry
 from tocsin.schemas.configuration.values import Moment, some
 

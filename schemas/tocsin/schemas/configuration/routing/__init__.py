@@ -1,0 +1,1 @@
+"""The sections that decide who is notified of which issue, and when."""
