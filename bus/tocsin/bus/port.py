@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import TracebackType
 from typing import Final, Literal, NamedTuple, Protocol, Self
 
@@ -35,6 +36,11 @@ class Partition(NamedTuple):
     number: int
 
 
+FEW_HEADERS: Final = 5
+"""As most records have, and one sender has the same on all of its: what is made of them is kept for
+the next one. Those with more (dead letters hold what others have sent) are each looked at."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """A record to be written. `value` None is a tombstone; the partition is always explicit."""
@@ -48,7 +54,19 @@ class Outgoing:
 def record_size(record: Outgoing) -> int:
     """The bytes of a record as its topic's limit counts them: uncompressed, with its frame."""
     size = RECORD_OVERHEAD + len(record.key) + len(record.value or b"")
-    return size + sum(len(name) + len(value) for name, value in record.headers)
+    return size + headers_size(record.headers)
+
+
+def headers_size(headers: Headers) -> int:
+    """The bytes of a record's headers."""
+    return _repeated_size(headers) if len(headers) <= FEW_HEADERS else _headers_size(headers)
+
+
+def _headers_size(headers: Headers) -> int:
+    return sum(len(name) + len(value) for name, value in headers)
+
+
+_repeated_size = lru_cache(maxsize=64)(_headers_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,11 +356,15 @@ class Bus(Protocol):
         *,
         listener: AssignmentListener | None = None,
         only: Sequence[Partition] | None = None,
+        member: str | None = None,
     ) -> Consumer:
         """A member of `group`, which begins at the committed offset, else at the earliest record.
 
         With `only` it takes exactly these partitions, without membership; the offsets are the
-        group's all the same.
+        group's anyway. With `member`, a name that nobody else in the group has, it is the
+        same member after a restart: it does not leave when it is closed, and gets its partitions
+        back if it is there again before the group takes it for dead. An embedded bus, where joining
+        costs nothing, ignores it.
         """
         ...
 

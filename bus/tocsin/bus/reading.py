@@ -9,7 +9,7 @@ from typing import Final
 from tocsin.bus.port import BusUnavailable, Partition, Reader, Record
 
 QUIET_S: Final = 10.0
-"""How long to wait for the next record that the bus says is there."""
+"""How long to wait for the next record that is there by the bus's own account."""
 
 _POLL_S: Final = 1.0
 

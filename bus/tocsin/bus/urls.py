@@ -27,9 +27,9 @@ def open_bus(
 ) -> Bus:
     """The bus at that URL, still to be entered with `async with`. None is the default URL.
 
-    Relative paths are taken from `folder`, else from the working folder. `explicit` says that
+    Relative paths are taken from `folder`, else from the working folder. `explicit` means that
     somebody wrote the URL down; only the default one, not explicit, may fall back to another path
-    (`bus.notice` then says so). With `create` False a bus file that is missing is not made.
+    (`bus.notice` then names it). With `create` False a bus file that is missing is not made.
 
     Raises:
         UnusableBus: the URL is wrong, or a bus cannot be there.

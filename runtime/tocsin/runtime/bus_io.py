@@ -13,6 +13,7 @@ from tocsin.bus.port import (
     Bus,
     BusUnavailable,
     Consumer,
+    FencedMember,
     From,
     Partition,
     Producer,
@@ -24,6 +25,7 @@ from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.offsets import Offsets, Positions
 from tocsin.runtime.restore import read_whole
 from tocsin.runtime.service import Service
+from tocsin.runtime.standby import Standby
 from tocsin.schemas.topics import ALL_RUNS, Topics, telemetry_partition
 
 T = TypeVar("T")
@@ -55,6 +57,8 @@ class Wiring:
         start: From | None,
         positions: Positions,
         metrics: Metrics,
+        member: str | None = None,
+        standby_bytes: int = 0,
     ) -> None:
         self.producer: Producer | None = None
         self.consumer: Consumer | None = None
@@ -69,6 +73,7 @@ class Wiring:
         # The ledger's keys begin with an issue instead.
         self._keyed_by_run = frozenset({topics.state, topics.runs, topics.control})
         self._start = start
+        self._member = member
         self._positions = positions
         self._metrics = metrics
         self._followed: list[Record] = []
@@ -77,7 +82,19 @@ class Wiring:
         self._following: dict[Partition, int] = {}
         self._follower_reads: frozenset[Partition] = frozenset()
         self._refetch: dict[Partition, int] = {}
+        self._to_look: frozenset[Partition] = frozenset()
+        self._looked: dict[Partition, int] = {}
         self._polls: dict[str, asyncio.Task[Sequence[Record]]] = {}
+        self._standby: Standby | None = None
+        if standby_bytes and only_runs is None and service.read_ahead:
+            self._standby = Standby(
+                bus,
+                service,
+                topics=topics,
+                owned=positions.kept,
+                limit_bytes=standby_bytes,
+                metrics=metrics,
+            )
 
     async def join(self, max_records: int) -> None:
         """Open what is not open, and have the polls running. Raises BusUnavailable."""
@@ -86,16 +103,25 @@ class Wiring:
         if self.consumer is None:
             listener = None if self._only is not None else self._owner
             self.consumer = await self._bus.consumer(
-                self._group, self._service.inputs, listener=listener, only=self._only
+                self._group,
+                self._service.inputs,
+                listener=listener,
+                only=self._only,
+                member=self._member,
             )
             if self._only is not None:
                 await self._owner.on_assigned(frozenset(self._only))
+        if self._standby is not None:
+            self._standby.start()
         if "input" not in self._polls:
             while self._refetch:
                 partition, offset = next(iter(self._refetch.items()))
                 if partition in self.consumer.assigned():
                     await self.consumer.seek(partition, From.offset(offset))
                 del self._refetch[partition]
+            looking, self._to_look = self._to_look & self.consumer.assigned(), frozenset()
+            places = await asyncio.gather(*(self.reached(partition) for partition in looking))
+            self._looked = dict(zip(looking, places, strict=True))
             self._poll("input", self.consumer, max_records)
         if "followed" not in self._polls and self._follower is not None:
             self._poll("followed", self._follower, max_records)
@@ -141,17 +167,45 @@ class Wiring:
         """Before the next poll, go back to these offsets."""
         self._refetch.update(offsets)
 
+    def look_at(self, partitions: Collection[Partition]) -> None:
+        """Before the next poll, look where it goes on in these."""
+        self._to_look = frozenset(partitions)
+
+    def looked(self) -> Mapping[Partition, int]:
+        """Where the last poll began in those that were to be looked at: all before that was
+        returned by then, or is not there any more. Nothing while it is under way: it may return
+        what an earlier one, which was cancelled, has fetched."""
+        if "input" in self._polls:
+            return {}
+        looked, self._looked = self._looked, {}
+        return looked
+
     def drop(self, partitions: Collection[Partition]) -> None:
         """Drop partitions that this worker no longer owns."""
         self.records = [r for r in self.records if r.partition not in partitions]
         for partition in partitions:
             self._refetch.pop(partition, None)
+            self._looked.pop(partition, None)
+        self._to_look = self._to_look.difference(partitions)
 
     async def ends(self, partitions: Sequence[Partition]) -> Mapping[Partition, int]:
         """The ends of input partitions now. Raises BusUnavailable."""
         if self.consumer is None or not partitions:
             return {}
         return await self.consumer.ends(partitions)
+
+    async def reached(self, partition: Partition) -> int:
+        """Where the next poll goes on in an input partition: past what retention has removed, which
+        no record says. 0 where the consumer does not know. Blocks for a second at most.
+        """
+        if self.consumer is None:
+            return 0
+        try:
+            async with asyncio.timeout(_POLL_S):
+                return await self.consumer.position(partition)
+        except (BusUnavailable, FencedMember, TimeoutError, ValueError):
+            # It is being looked for, or the partition is about to go.
+            return 0
 
     async def take_partitions(self, partitions: Collection[Partition]) -> None:
         """Restore the state of input partitions, unless ours is what was committed last.
@@ -186,18 +240,19 @@ class Wiring:
             for number, row in rows.items():
                 await self._owner.in_thread(service.restore, number, row)
 
-        ends = await read_whole(self._bus, list(belongs), sink)
-        self._following.update({p: ends[p] for p in followed})
+        ahead = {} if self._standby is None else self._standby.take(belongs)
+        whole_read = await read_whole(self._bus, list(belongs), sink, ahead=ahead)
+        self._following.update({p: whole_read.ends[p] for p in followed})
         for number, committed in fresh.items():
             await self._owner.in_thread(service.restored, number, committed.get(service.inputs[0]))
             for topic, offset in committed.items():
                 if offset is None and self._start is not None:
                     await consumer.seek(Partition(topic, number), self._start)
             self._positions.start(number, committed)
+        took_s = time.perf_counter() - started
         self._metrics.add(names.RESTORES, len(fresh), service=service.name)
-        self._metrics.add(
-            names.RESTORE_SECONDS, time.perf_counter() - started, service=service.name
-        )
+        self._metrics.add(names.RESTORE_SECONDS, took_s, service=service.name)
+        self._metrics.add(names.RESTORE_RECORDS, whole_read.read, service=service.name)
 
     async def follow(self) -> None:
         """Follow what the owned partitions need, each from where it was. Raises BusUnavailable."""
@@ -228,6 +283,8 @@ class Wiring:
         self.records, self._followed = [], []
         self._following.clear()
         self._refetch.clear()
+        self._looked.clear()
+        self._to_look = frozenset()
         self.polled = False
         for part in parts:
             await _close(part)
@@ -235,6 +292,8 @@ class Wiring:
     async def close(self) -> None:
         """Close all, each within its bound."""
         await self.leave()
+        if self._standby is not None:
+            await self._standby.close()
         if self.producer is not None:
             await _close(self.producer)
             self.producer = None

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from tocsin.runtime.metrics import Metrics
-from tocsin.schemas.errors import ConfigurationError, MissingExtra
+from tocsin.runtime.metrics import Metrics, otlp_asked_for
+from tocsin.schemas.errors import ConfigurationError, MissingExtra, require_extra
 
 if TYPE_CHECKING:
     from aiohttp import web
 
 Pages = Callable[["web.Application"], None]
 """Adds pages to an application."""
+
+_OTEL: Final = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
 LONGEST_BODY: Final = 8_192
 """Bytes of a request's body."""
@@ -31,8 +33,26 @@ def open_metrics() -> Metrics:
     return PrometheusMetrics()
 
 
+def service_metrics(
+    service: str, *, software: str, served: bool, environ: Mapping[str, str]
+) -> Metrics:
+    """The metrics of a service: for `/metrics` if it is `served`, and by OTLP if the variables of
+    OpenTelemetry ask for that; else those that count nothing.
+
+    Raises:
+        MissingExtra: for OTLP. ConfigurationError: by a protocol that is not spoken here.
+    """
+    metrics = open_metrics() if served else Metrics()
+    if not otlp_asked_for(environ):
+        return metrics
+    require_extra("otel", "metrics by OTLP (OTEL_EXPORTER_OTLP_ENDPOINT)", *_OTEL)
+    from tocsin.runtime.otlp_metrics import OtlpMetrics
+
+    return OtlpMetrics(service, software=software, also=metrics)
+
+
 class HttpEndpoints:
-    """A part for `serve`. Listens where it is told.
+    """A part for `serve`. Listens where it is told to.
 
     Args:
         ready: each says whether its part of the service is ready.

@@ -12,7 +12,10 @@ from tocsin.bus.port import Partition, Record
 Skip = Callable[[str], Awaitable[bool]]
 
 ASK_MS: Final = 2_000
-"""An answer of `skip` counts for so long."""
+"""An answer of `skip` counts for that long."""
+
+MOST_ANSWERS: Final = 10_000
+"""So many of them are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class SkippedRuns:
     """Which runs are skipped, and with `hold` their records, in order, within `limit`.
 
     `refresh` asks; all else is pure. A record that is held keeps commits from going past it.
+    A run whose records went through is served here, until `refresh` finds that it is another's.
     """
 
     def __init__(self, skip: Skip | None, *, hold: bool, limit: HoldLimit | None = None) -> None:
@@ -36,23 +40,36 @@ class SkippedRuns:
         self._answers: dict[bytes, tuple[int, bool]] = {}
         self._limit = limit
         self._records: dict[bytes, deque[Record]] = {}
+        self._served: dict[bytes, Partition] = {}
         self._size = 0
 
-    async def refresh(self, runs: Iterable[bytes], now_ms: int) -> None:
-        """Ask about these runs and those whose records are held, unless that was done just now."""
+    async def refresh(
+        self, runs: Iterable[bytes], now_ms: int, *, served: bool = False
+    ) -> frozenset[str]:
+        """Ask about these runs, those whose records are held, and with `served` those served here,
+        unless that was done just now. The runs that were served here and are another's now."""
         if self._skip is None:
-            return
-        for run in {*runs, *self._records}:
+            return frozenset()
+        asked = {*runs, *self._records}
+        for run in asked.union(self._served if served else ()):
             asked_ms, _ = self._answers.get(run, (-ASK_MS, False))
             if not now_ms - ASK_MS < asked_ms <= now_ms:
                 answer = await self._skip(run.decode(errors="replace"))
                 self._answers[run] = now_ms, answer
-        if len(self._answers) > 10_000:
-            self._answers = {run: self._answers[run] for run in self._records}
+        lost = [run for run in self._served if self._answers.get(run, (0, False))[1]]
+        for run in lost:
+            del self._served[run]
+        if len(self._answers) > MOST_ANSWERS:
+            # `skips` is asked about these next.
+            self._answers = {run: self._answers[run] for run in asked}
+        return frozenset(run.decode(errors="replace") for run in lost)
 
     def skips(self, record: Record) -> bool:
         """Whether this record is not for us now; takes it into custody if records are held."""
-        if self._skip is None or not self._answers.get(record.key, (0, False))[1]:
+        if self._skip is None:
+            return False
+        if not self._answers.get(record.key, (0, False))[1]:
+            self._served[record.key] = record.partition
             return False
         if self._hold:
             self._records.setdefault(record.key, deque()).append(record)
@@ -65,6 +82,7 @@ class SkippedRuns:
         """The records of the runs that nobody serves any more, in order per run."""
         free = [run for run in self._records if not self._answers[run][1]]
         records = [record for run in free for record in self._records.pop(run)]
+        self._served.update((record.key, record.partition) for record in records)
         self._size -= sum(map(_size, records))
         return records
 
@@ -83,10 +101,12 @@ class SkippedRuns:
             run: rows for run, rows in self._records.items() if rows[0].partition not in partitions
         }
         self._size = sum(_size(record) for rows in self._records.values() for record in rows)
+        self._served = {run: at for run, at in self._served.items() if at not in partitions}
 
     def clear(self) -> None:
         """Drop all records."""
         self._records.clear()
+        self._served.clear()
         self._size = 0
 
     def _trim(self, newest: Record, limit: HoldLimit) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from tocsin.schemas.errors import MissingExtra
+from tocsin.schemas.errors import ConfigurationError, MissingExtra
 
 RECORDS: Final = "tocsin_records_total"
 DEAD_LETTERS: Final = "tocsin_dead_letters_total"
@@ -21,6 +21,9 @@ CHECKPOINT_SECONDS: Final = "tocsin_checkpoint_seconds_total"
 APPLY_SECONDS: Final = "tocsin_apply_seconds_total"
 RESTORES: Final = "tocsin_restores_total"
 RESTORE_SECONDS: Final = "tocsin_restore_seconds_total"
+RESTORE_RECORDS: Final = "tocsin_restore_records_total"
+STANDBY_BYTES: Final = "tocsin_standby_bytes"
+STANDBY_LEFT_OUT: Final = "tocsin_standby_left_out_partitions"
 FENCED: Final = "tocsin_fenced_total"
 BUS_AWAY: Final = "tocsin_bus_unavailable_total"
 PARTITIONS: Final = "tocsin_partitions"
@@ -34,8 +37,17 @@ HEARTBEATS: Final = "tocsin_heartbeats_total"
 ROUND: Final = "tocsin_round_seconds"
 BUS_LAG: Final = "tocsin_bus_lag_seconds"
 DELIVERY: Final = "tocsin_delivery_seconds"
+LAG: Final = "tocsin_bus_lag_records"
+RULE_SECONDS: Final = "tocsin_rule_seconds_total"
+ROWS: Final = "tocsin_rows_total"
+QUARANTINES: Final = "tocsin_quarantines_total"
+SHED: Final = "tocsin_shed_summaries_total"
 RUN_SECONDS: Final = "tocsin_run_seconds"
 SAVED_HOURS: Final = "tocsin_saved_device_hours_total"
+ARCHIVED_ROWS: Final = "tocsin_archived_rows_total"
+ARCHIVED_BYTES: Final = "tocsin_archived_bytes_total"
+STORE_AWAY: Final = "tocsin_store_unavailable_total"
+STORE_WAITING: Final = "tocsin_store_waiting_bytes"
 RELOAD_SUCCESSFUL: Final = "tocsin_config_last_reload_successful"
 RELOAD_TIMESTAMP: Final = "tocsin_config_last_reload_success_timestamp_seconds"
 
@@ -75,6 +87,15 @@ METRICS: Final[Mapping[str, Metric]] = {
     APPLY_SECONDS: _counter("Time spent in applying records and firing timers"),
     RESTORES: _counter("Partitions restored"),
     RESTORE_SECONDS: _counter("Time spent in restoring partitions"),
+    RESTORE_RECORDS: _counter(
+        "Records read to restore partitions, those that a standby had read before left out"
+    ),
+    STANDBY_BYTES: Metric(
+        "gauge", "Bytes of states of other workers that are kept for a take-over"
+    ),
+    STANDBY_LEFT_OUT: Metric(
+        "gauge", "State partitions of other workers for which the limit of a standby has no room"
+    ),
     FENCED: _counter("Times this member was found to have left its group"),
     BUS_AWAY: _counter("Times the bus did not answer"),
     PARTITIONS: Metric("gauge", "Input partitions owned now"),
@@ -99,6 +120,15 @@ METRICS: Final[Mapping[str, Metric]] = {
         "service",
         "result",
     ),
+    LAG: Metric("gauge", "Records on the owned partitions that are not applied yet"),
+    RULE_SECONDS: _counter("Time spent in rules of ours, by rule", "rule"),
+    ROWS: _counter("Rows of telemetry read, by kind: tensors, steps, samples, events", "kind"),
+    QUARANTINES: _counter("Rules that failed and were switched off for a run, by rule", "rule"),
+    SHED: _counter(
+        "Summaries of tensors that were not judged, because the worker could not keep up, by tier: "
+        "2 first, then 1",
+        "tier",
+    ),
     RUN_SECONDS: Metric(
         "gauge",
         "Time of the runs that this worker follows, over all their incarnations, by part",
@@ -109,6 +139,10 @@ METRICS: Final[Mapping[str, Metric]] = {
         "GPU-hours, or rank-hours on the CPU",
         "unit",
     ),
+    ARCHIVED_ROWS: _counter("Rows written into files of the store"),
+    ARCHIVED_BYTES: _counter("Bytes of the files written into the store, before they are merged"),
+    STORE_AWAY: _counter("Times the store could not be written"),
+    STORE_WAITING: Metric("gauge", "Bytes of records in memory that are not in the store yet"),
     RELOAD_SUCCESSFUL: Metric(
         "gauge", "1 if the configuration as it is now is in effect, 0 if it was refused"
     ),
@@ -135,6 +169,26 @@ METRICS: Final[Mapping[str, Metric]] = {
 """All metrics and what they mean; `docs/reference/metrics.md` lists the same."""
 
 
+def otlp_asked_for(environ: Mapping[str, str]) -> bool:
+    """Whether the variables of OpenTelemetry ask for metrics by OTLP. Pure.
+
+    Raises:
+        ConfigurationError: by a protocol that is not spoken here.
+    """
+    endpoint = environ.get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT") or environ.get(
+        "OTEL_EXPORTER_OTLP_ENDPOINT"
+    )
+    if not endpoint or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return False
+    if environ.get("OTEL_METRICS_EXPORTER", "otlp") != "otlp":
+        return False
+    name = "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL"
+    protocol = environ.get(name) or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
+    if protocol != "http/protobuf":
+        raise ConfigurationError(f"{name} {protocol}: expected http/protobuf (port 4318)")
+    return True
+
+
 class Metrics:
     """Counts nothing. Names and labels are those of `METRICS`; safe to be used from any thread."""
 
@@ -146,6 +200,9 @@ class Metrics:
 
     def observe(self, name: str, seconds: float, **labels: str) -> None:
         """Put one time into a histogram."""
+
+    def close(self) -> None:
+        """Send what is left, where it is sent. May block for some seconds."""
 
     def text(self) -> str:
         """All of them in the text format of Prometheus. Raises MissingExtra."""

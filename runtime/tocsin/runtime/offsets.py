@@ -38,6 +38,10 @@ class Positions:
         """The partition numbers that are ours."""
         return frozenset(self._owned)
 
+    def kept(self) -> frozenset[int]:
+        """The partition numbers that are ours, or may be again at the end of the rebalance."""
+        return frozenset(self._owned) | frozenset(self._parked)
+
     def partitions(self) -> list[Partition]:
         """All input partitions that are ours."""
         return [Partition(topic, number) for number in self._owned for topic in self._topics]
@@ -47,8 +51,13 @@ class Positions:
         owned = self._owned.get(partition.number)
         return 0 if owned is None else owned.next.get(partition.topic) or 0
 
+    def behind(self, ends: Mapping[Partition, int]) -> dict[Partition, int]:
+        """The partitions that are not applied up to these ends, and by how many offsets."""
+        return {p: end - self.next(p) for p, end in ends.items() if end > self.next(p)}
+
     def start(self, number: int, committed: Offsets) -> None:
         """This partition is ours and restored."""
+        self._forget_gaps(number)
         self._owned[number] = Owned(dict(committed), dict(committed))
 
     def take_back(self, number: int, committed: Offsets) -> bool:
@@ -57,6 +66,7 @@ class Positions:
         if parked is None or not parked.committed == committed == parked.next:
             return False
         parked.since_ms = None
+        self._forget_gaps(number)
         self._owned[number] = parked
         return True
 
@@ -75,7 +85,7 @@ class Positions:
 
     def clear(self) -> frozenset[int]:
         """Drop all partitions; returns the numbers of those that may have state."""
-        numbers = frozenset(self._owned) | frozenset(self._parked)
+        numbers = self.kept()
         self._owned.clear()
         self._parked.clear()
         self._gaps.clear()
@@ -87,7 +97,7 @@ class Positions:
         """The records to be applied now, and from which offsets to fetch again.
 
         Drops those of partitions that are not ours, and those that `wanted` does not want; the
-        positions move past these all the same.
+        positions move past these anyway.
 
         Raises:
             FencedMember: offsets went back, so this is not the log that was read before.
@@ -106,18 +116,48 @@ class Positions:
                         f"offsets of {partition.topic} partition {partition.number} went back "
                         f"from {expected} to {offset}: another log is there now"
                     )
-                # Either the log has a hole, or records were fetched and then lost in a rebalance.
-                # Fetched once more, a hole shows itself by being there again.
-                gap = (partition, expected)
-                if gap not in self._gaps:
-                    self._gaps.add(gap)
+                if not self._is_hole(partition, expected):
                     refetch[partition] = expected
                     continue
-                self._gaps.discard(gap)
             owned.next[partition.topic] = offset + 1
             if wanted(record):
                 fresh.append(record)
         return fresh, refetch
+
+    def pass_holes(self, reached: Mapping[Partition, int]) -> tuple[bool, dict[Partition, int]]:
+        """Go on past what is not in the log any more, which no record shows if none follows.
+
+        `reached` is where reading goes on once all that was read before is admitted. Returns
+        whether that moved a position, and from which offsets to fetch again, as `admit`.
+        """
+        moved, refetch = False, {}
+        for partition, offset in reached.items():
+            owned, expected = self._owned.get(partition.number), self.next(partition)
+            if owned is None or offset <= expected:
+                continue
+            # Where nothing is known yet, reading begins there: nobody is to read what is before.
+            if owned.next.get(partition.topic) is None or self._is_hole(partition, expected):
+                owned.next[partition.topic] = offset
+                moved = True
+            else:
+                refetch[partition] = expected
+        return moved, refetch
+
+    def _is_hole(self, partition: Partition, expected: int) -> bool:
+        """Whether it is known that the log has no record of this offset.
+
+        Either the log has a hole, or records were fetched and then lost in a rebalance. Fetched
+        once more, a hole shows itself by being there again.
+        """
+        gap = (partition, expected)
+        if gap not in self._gaps:
+            self._gaps.add(gap)
+            return False
+        self._gaps.discard(gap)
+        return True
+
+    def _forget_gaps(self, number: int) -> None:
+        self._gaps = {gap for gap in self._gaps if gap[0].number != number}
 
     def caught_up(
         self, ends: Mapping[Partition, int], now_ms: int, *, ahead_ms: int = 0
@@ -150,6 +190,15 @@ class Positions:
                     if offset != owned.committed.get(topic):
                         offsets[partition] = offset
         return offsets
+
+    def committed(self) -> dict[Partition, int]:
+        """What the last commits said."""
+        return {
+            Partition(topic, number): offset
+            for number, owned in self._owned.items()
+            for topic, offset in owned.committed.items()
+            if offset is not None
+        }
 
     def was_committed(self, offsets: Mapping[Partition, int]) -> None:
         """The commit was accepted."""

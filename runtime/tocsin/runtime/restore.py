@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from tocsin.bus.port import EARLIEST, Bus, From, Partition, Record
 from tocsin.bus.reading import read_to_end
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What was read of a partition before: of all records below `position` those that still
+    count."""
+
+    records: Sequence[Record]
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The ends up to which partitions were read, and how many records that took."""
+
+    ends: Mapping[Partition, int]
+    read: int
+
+
+NOTHING: Final[Mapping[Partition, Ahead]] = MappingProxyType({})
 
 
 async def read_whole(
     bus: Bus,
     partitions: Sequence[Partition],
     sink: Callable[[Sequence[Record]], Awaitable[None]],
-) -> Mapping[Partition, int]:
-    """Read from the earliest record up to the end seen at the start; returns these ends.
+    *,
+    ahead: Mapping[Partition, Ahead] = NOTHING,
+) -> Restored:
+    """Read from the earliest record, or from where `ahead` ends, up to the end seen at the start.
 
     A reader of its own, so that an assignment that changes in the middle cannot disturb it.
 
@@ -21,15 +46,24 @@ async def read_whole(
         BusUnavailable, UnknownTopic: as `read_to_end`.
     """
     if not partitions:
-        return {}
-    start: dict[Partition, From] = dict.fromkeys(partitions, EARLIEST)
+        return Restored({}, 0)
+    known = {p: ahead[p] for p in partitions if p in ahead}
+    start = {p: From.offset(known[p].position) if p in known else EARLIEST for p in partitions}
     reader = await bus.reader(start)
     try:
         ends = await reader.ends(partitions)
+        for partition, before in known.items():
+            if before.position > ends[partition]:
+                # Another log is there now: what was read of the old one says nothing about it.
+                await reader.seek(partition, EARLIEST)
+            elif before.records:
+                await sink(before.records)
+        read = 0
         async for records in read_to_end(reader, ends):
             wanted = [record for record in records if record.offset < ends[record.partition]]
+            read += len(wanted)
             if wanted:
                 await sink(wanted)
-        return ends
+        return Restored(ends, read)
     finally:
         await reader.close()

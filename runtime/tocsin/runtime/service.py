@@ -13,7 +13,12 @@ from typing import Protocol
 
 from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.runtime.leased_runs import HoldLimit, Skip
-from tocsin.schemas.errors import RecordError
+from tocsin.schemas.errors import RecordError, TocsinError
+
+
+class StartOver(TocsinError):
+    """A service had to leave records out. It can take them now: all that is not committed is read
+    again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +33,7 @@ class Poison:
 class CaughtUp:
     """All records that were appended before `as_of_ms` have been applied. Unix milliseconds.
 
-    `since_ms` is when that could first be said since the partition was assigned to this worker.
+    `since_ms` is when that could first be reported since the partition was assigned to this worker.
     """
 
     as_of_ms: int
@@ -41,13 +46,15 @@ class Tick:
 
     Timers may fire for `owned` partitions only. `caught_up` is filled when a timer was due
     (`next_due_ms`), with the partitions that have no lag. `was_away`: the records of this round are
-    the first since the bus did not answer.
+    the first since the bus did not answer. `lag_ms`: how old the oldest of them was when it was
+    read, by the bus's clock as far as it is known; None: there is none.
     """
 
     now_ms: int
     owned: frozenset[int] = frozenset()
     caught_up: Mapping[int, CaughtUp] = field(default_factory=dict)
     was_away: bool = False
+    lag_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,10 @@ class Service(Protocol):
     restores: Sequence[str]
     """Topics whose partition of the same number is read whole when an input partition comes."""
 
+    read_ahead: Sequence[str] = ()
+    """Those of the topics restored and followed of which only one record of each key counts
+    (`order_of`): a worker that stands by reads the partitions of others before they come."""
+
     holds_skipped: bool = False
     """Whether records of a run that is somebody else's now are kept, and given to `apply` when it
     is so no more; otherwise they are dropped."""
@@ -87,9 +98,18 @@ class Service(Protocol):
     hold_limit: HoldLimit | None = None
     """How much is kept of these; None: all."""
 
+    keeps_state: bool = True
+    """Whether it has `snapshots`; else a checkpoint does without them."""
+
     def attached(self, to: Attachment) -> None:
         """Called once, before anything else."""
         return None
+
+    def order_of(self, record: Record) -> int:
+        """Which of the records of one key counts, on a topic that is read ahead: that with the
+        highest order, of equals the last. A tombstone removes those before it, and is not asked
+        for. Below 0: it cannot be read. From the event loop's thread; pure, some microseconds."""
+        return record.offset
 
     def follows(self, partition: int) -> Sequence[Partition]:
         """Partitions read from their beginning and then for ever, beside the input's, without a
@@ -114,6 +134,11 @@ class Service(Protocol):
         """Drop the state of partitions that another worker owns now."""
         return None
 
+    def lost(self, runs: Collection[str]) -> None:
+        """Somebody else serves these runs from now on, which were served here: drop them, and keep
+        their states for the case that they come back. All their records so far were applied."""
+        return None
+
     def apply(self, records: Sequence[Record], tick: Tick) -> Sequence[Poison]:
         """Take the records in, in order per partition, and fire the timers that are due.
 
@@ -136,11 +161,12 @@ class Service(Protocol):
         """The states that have changed since their last snapshot, each with the offset it covers.
 
         `force`: before partitions are given up. Otherwise one may be put off, as long as
-        `committable` holds the offset back.
+        `committable` holds the offset back, and StartOver may be raised: all partitions are then
+        released and read again from what is committed.
         """
         return ()
 
-    def committable(self, partition: int, next_offset: int) -> int:
+    def committable(self, partition: Partition, next_offset: int) -> int:
         """The offset that may be committed: `next_offset`, or less to read from there again after
         a crash."""
         return next_offset
@@ -159,8 +185,9 @@ class Service(Protocol):
         return True
 
     async def checkpointed(self, now_ms: int) -> None:
-        """On the event loop, after each checkpoint: what was handed out is on the bus. Short.
+        """On the event loop, in each checkpoint: what was handed out is on the bus. Short.
 
+        Snapshots and offsets follow, so what has led to it may be read again.
         `now_ms` may be long after that of the last `apply`, if the bus was away meanwhile.
         Not called after the checkpoint before partitions are given up, nor after the last.
         """

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from tocsin.bus.port import Outgoing, Partition, Producer
+from tocsin.bus.port import Outgoing, Partition, Producer, headers_size
 from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
 from tocsin.schemas.topics import MAX_RECORD_BYTES
@@ -54,22 +54,24 @@ class Outbox:
         """Publish all, in slices. Raises BusUnavailable, UnknownTopic."""
         while self._records:
             batch = self._slice()
-            fitting = [record for record in batch if _size(record) <= MAX_RECORD_BYTES]
-            if len(fitting) < len(batch):
+            oversize = [record for record in batch if _size(record) > MAX_RECORD_BYTES]
+            fitting = batch
+            if oversize:
                 # We wrote it, so it is a bug; but one that must not stop all other runs.
-                self._metrics.add(names.OVERSIZE, len(batch) - len(fitting), service=self._service)
+                fitting = [record for record in batch if record not in oversize]
+                self._metrics.add(names.OVERSIZE, len(oversize), service=self._service)
                 logger.error(
                     "own record over the limit of the bus, left out",
-                    extra={"action": self._service, "records": len(batch) - len(fitting)},
+                    extra={"action": self._service, "records": len(oversize)},
                 )
             if fitting:
                 await producer.publish(fitting)
-            for record in batch:
-                name = (record.partition, record.key)
-                if _size(record) > MAX_RECORD_BYTES:
-                    self._left_out.add(name)
-                else:
-                    self._left_out.discard(name)
+            if oversize or self._left_out:
+                for record in batch:
+                    if _size(record) > MAX_RECORD_BYTES:
+                        self._left_out.add((record.partition, record.key))
+                    else:
+                        self._left_out.discard((record.partition, record.key))
             del self._records[: len(batch)]
             self._metrics.add(names.OUTPUTS, len(fitting), service=self._service)
 
@@ -83,5 +85,5 @@ class Outbox:
 
 
 def _size(record: Outgoing) -> int:
-    headers = sum(len(name) + len(value) for name, value in record.headers)
-    return _OVERHEAD_BYTES + len(record.key) + len(record.value or b"") + headers
+    own = len(record.key) + len(record.value or b"")
+    return _OVERHEAD_BYTES + own + headers_size(record.headers)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,13 +23,14 @@ from tocsin.bus.port import Bus, BusUnavailable, FencedMember, From, Outgoing, P
 from tocsin.runtime import metrics as names
 from tocsin.runtime.bus_clock import BusClock
 from tocsin.runtime.bus_io import Wiring
+from tocsin.runtime.checkpoints import Checkpoints
 from tocsin.runtime.clock import Clock, SystemClock
 from tocsin.runtime.dead_letters import DeadLetterLimits, DeadLetters
 from tocsin.runtime.leased_runs import Skip, SkippedRuns
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.offsets import Positions
-from tocsin.runtime.service import Attachment, Poison, Service, Tick
-from tocsin.runtime.unacknowledged import Outbox
+from tocsin.runtime.service import Attachment, Poison, Service, StartOver, Tick
+from tocsin.runtime.watchdog import LOOK_MS, Progress, WedgedConsumer
 from tocsin.schemas.topics import Topics
 
 logger = logging.getLogger(__name__)
@@ -40,15 +42,23 @@ CHECKPOINT_BUDGET_S: Final = 10.0
 
 _IDLE_S: Final = 1.0
 _LAGGING_S: Final = 0.5
+_SURE_MS: Final = 3_000
+"""After so long without a round a worker asks whether it is still a member before it writes."""
+
 _BACKOFF_S: Final = (0.1, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """Seconds between checkpoints, records per poll, limits; `software` is for dead letters."""
+    """Seconds between checkpoints, records per poll, limits; `software` is for dead letters.
+
+    `standby_bytes`: how much is kept of the states of other workers' partitions, for the case that
+    they come here; 0: nothing.
+    """
 
     checkpoint_s: float = 5.0
     poll_records: int = 500
+    standby_bytes: int = 0
     dead_letters: DeadLetterLimits = field(default_factory=DeadLetterLimits)
     software: str = ""
 
@@ -64,6 +74,7 @@ class Worker:
         topics: the team's topics; they are on the bus.
         group: the consumer group whose offsets count.
         only_runs: take the partitions of these runs, without membership, and their records alone.
+        member: its name in the group, where it is to be the same member after a restart.
         start: where a partition begins of which the group has committed nothing; else the earliest.
         skip: whether somebody else serves a run now (asked for each run at most every 2 s); what
             becomes of its records is `Service.holds_skipped`.
@@ -78,6 +89,7 @@ class Worker:
         topics: Topics,
         group: str,
         only_runs: Collection[str] | None = None,
+        member: str | None = None,
         start: From | None = None,
         skip: Skip | None = None,
         clock: Clock | None = None,
@@ -90,6 +102,8 @@ class Worker:
         """Set while partitions are owned and were polled once."""
         self.last_round_ms: int | None = None
         """When the last round ended: a worker that hangs, or reaches no bus, ends none."""
+        self.alive_ms: int | None = None
+        """When it was last seen to be at work, or to try to reach the bus."""
         self._service = service
         only = None if only_runs is None else frozenset(only_runs)
         self._attachment = Attachment(self.nudge, only, skip)
@@ -100,6 +114,7 @@ class Worker:
         self._lock = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"tocsin-{service.name}")
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread = 0
         self._nudged = asyncio.Event()
         self._round_done = asyncio.Event()
         self._stopping = False
@@ -113,8 +128,16 @@ class Worker:
             limits=self._settings.dead_letters,
             metrics=self.metrics,
         )
-        self._outputs = Outbox(service.name, self.metrics)
-        self._snapshots = Outbox(service.name, self.metrics)
+        self._checkpoints = Checkpoints(
+            service,
+            positions=self._positions,
+            skipped=self._skipped,
+            in_thread=self.in_thread,
+            interval_s=self._settings.checkpoint_s,
+            clock=self._clock,
+            metrics=self.metrics,
+            crash=crash,
+        )
         self._wiring = Wiring(
             bus,
             service,
@@ -125,20 +148,26 @@ class Worker:
             start=start,
             positions=self._positions,
             metrics=self.metrics,
+            member=member,
+            standby_bytes=self._settings.standby_bytes,
         )
-        self._dirty_since_ms: int | None = None
         self._was_away = False
-        self._save_now = False
         self._rejoin = False
         # Asked for under the lock: the service may be at work in its thread at any other time.
         self._timer_ms: int | None = None
+        self._progress = Progress()
+        self._heard_ms = self._looked_ms = self._clock.now_ms()
 
     def nudge(self) -> None:
         """Ask for a round soon. From any thread."""
-        if self._loop is not None:
-            # A loop that was closed has no rounds left to ask for.
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._nudged.set)
+        if self._loop is None or self._nudged.is_set():
+            return
+        if threading.get_ident() == self._loop_thread:
+            self._nudged.set()
+            return
+        # A loop that was closed has no rounds left to ask for.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._nudged.set)
 
     def stop(self) -> None:
         """Ask `run` to make its last checkpoint and return. From the event loop's thread."""
@@ -150,9 +179,10 @@ class Worker:
 
         Raises:
             TooManyDeadLetters: the input cannot be read.
+            WedgedConsumer: the bus has more, and nothing comes.
             ConfigurationError: a topic is missing.
         """
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self._service.attached(self._attachment)
         pause_s, away = _BACKOFF_S[0], False
         try:
@@ -166,12 +196,16 @@ class Worker:
                         logger.info("the bus answers again", extra={"action": self._service.name})
                     continue
                 except BusUnavailable as error:
+                    self.alive_ms = self._clock.now_ms()
                     message = "the bus does not answer, trying again"
                     self._complain(names.BUS_AWAY, message, error, again=away)
                     away = self._was_away = True
                     self._positions.cut_off()
                 except FencedMember as error:
                     self._complain(names.FENCED, "lost the group, joining again", error)
+                    await self._leave()
+                except StartOver as error:
+                    logger.info("%s", error, extra={"action": self._service.name})
                     await self._leave()
                 await self._pause(pause_s)
                 pause_s = min(2 * pause_s, _BACKOFF_S[1])
@@ -182,7 +216,7 @@ class Worker:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def caught_up(self, timeout_s: float) -> bool:
-        """Wait until all that stands on the owned partitions now is applied and committed.
+        """Wait until all that is on the owned partitions now is applied and committed.
 
         False if that took longer than `timeout_s`, or the bus does not answer.
         """
@@ -192,11 +226,12 @@ class Worker:
                 ends = await self._wiring.ends(self._positions.partitions())
                 while True:
                     self._round_done.clear()
-                    read = all(self._positions.next(p) >= end for p, end in ends.items())
-                    if read and self._service.settled():
-                        if self._dirty_since_ms is None:
+                    behind = self._positions.behind(ends)
+                    self._wiring.look_at(behind)
+                    if not behind and self._service.settled():
+                        if self._checkpoints.saved:
                             return True
-                        self._save_now = True
+                        self._checkpoints.unfinished = True
                         self._nudged.set()
                     await self._round_done.wait()
         except (TimeoutError, BusUnavailable):
@@ -204,14 +239,17 @@ class Worker:
 
     async def in_thread(self, work: Callable[..., T], *args: object) -> T:
         """Run a call into the service in its thread; one at a time."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
+        done = await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
+        # A restore of many partitions is many calls, and no round.
+        self.alive_ms = self._clock.now_ms()
+        return done
 
     # -- rounds ----------------------------------------------------------------------------
 
     async def _round(self) -> None:
         if self._rejoin:
             raise FencedMember("partitions could not be given up or restored in order")
-        if self._save_now:
+        if self._checkpoints.unfinished:
             async with self._lock:
                 await self._checkpoint()
         await self._wiring.wait(self._nudged, timeout_s=self._until_due_s())
@@ -219,8 +257,29 @@ class Worker:
             self.ready.set()
         async with self._lock:
             await self._work()
-        self.last_round_ms = self._clock.now_ms()
+        self.last_round_ms = self.alive_ms = self._clock.now_ms()
         self._round_done.set()
+        await self._look_for_progress(self.last_round_ms)
+
+    async def _look_for_progress(self, now_ms: int) -> None:
+        """Raises WedgedConsumer, BusUnavailable."""
+        if now_ms - max(self._heard_ms, self._looked_ms) < LOOK_MS:
+            return
+        self._looked_ms = now_ms
+        positions = {p: self._positions.next(p) for p in self._positions.partitions()}
+        ends = await self._wiring.ends(list(positions))
+        for partition, end in ends.items():
+            # What retention has removed up to the end never comes, and nothing is wrong.
+            if end > positions[partition]:
+                reached = await self._wiring.reached(partition)
+                positions[partition] = max(positions[partition], reached)
+        stuck = self._progress.look(positions, ends, now_ms)
+        if stuck is not None:
+            raise WedgedConsumer(
+                f"nothing came of {stuck.topic} partition {stuck.number} for "
+                f"{self._progress.stuck_ms // 1000} s, though there is more: this worker ends, to "
+                "be started again"
+            )
 
     def _until_due_s(self) -> float:
         now_ms = self._clock.now_ms()
@@ -229,8 +288,8 @@ class Worker:
             due.append(self._timer_ms)
         if (ask := self._skipped.next_ask_ms()) is not None:
             due.append(ask)
-        if self._dirty_since_ms is not None:
-            due.append(self._dirty_since_ms + 1000 * self._settings.checkpoint_s)
+        if (save := self._checkpoints.due_ms()) is not None:
+            due.append(save)
         return max(0.0, (min(due) - now_ms) / 1000)
 
     async def _work(self) -> None:
@@ -242,39 +301,54 @@ class Worker:
         due = self._timer_ms is not None and self._timer_ms <= now_ms
         ask = due or self._bus_clock.unknown(self._wiring.records)
         ends = await self._wiring.ends(self._positions.partitions()) if ask else {}
-        await self._skipped.refresh({r.key for r in self._wiring.records}, now_ms)
+        keys = {record.key for record in self._wiring.records}
+        lost = await self._skipped.refresh(keys, now_ms, served=due)
+        if lost:
+            # Before one of their records is left out: their states are whole up to here.
+            await self.in_thread(self._service.lost, lost)
         records, beside = self._wiring.drain()
         if records:
+            self._heard_ms = now_ms
             self._crash("polled")
         self._bus_clock.heard(records, now_ms)
         self._bus_clock.asked(ends)
+        ahead_ms, lag_ms = self._bus_clock.ahead_ms(now_ms), None
         if records:
             # The bus's clock may be ahead of ours: nothing was read before it was appended.
-            lag_ms = max(0, now_ms - min(record.append_ms for record in records))
-            self.metrics.observe(names.BUS_LAG, lag_ms / 1000, service=self._service.name)
+            age_ms = max(0, now_ms - min(record.append_ms for record in records))
+            lag_ms = max(0, age_ms - max(0, ahead_ms))
+            self.metrics.observe(names.BUS_LAG, age_ms / 1000, service=self._service.name)
         fresh, refetch = self._positions.admit(records, self._wanted)
-        self._wiring.refetch(refetch)
+        looked = self._wiring.looked()
+        moved, past = self._positions.pass_holes(
+            {p: looked[p] for p in looked.keys() - refetch.keys()}
+        )
+        self._wiring.refetch(refetch | past)
+        if ends:
+            behind = self._positions.behind(ends)
+            self._wiring.look_at(behind)
+            self.metrics.set(names.LAG, sum(behind.values()), service=self._service.name)
         fresh = [*self._skipped.released(), *fresh]
-        if (records or fresh) and self._dirty_since_ms is None:
-            self._dirty_since_ms = now_ms
+        if records or fresh or moved:
+            self._checkpoints.changed(now_ms)
         nudged = self._nudged.is_set()
         self._nudged.clear()
         if fresh or beside or due or nudged:
-            ahead_ms = self._bus_clock.ahead_ms(now_ms)
             caught_up = self._positions.caught_up(ends, now_ms, ahead_ms=ahead_ms) if due else {}
             was_away = self._was_away and bool(fresh)
             self._was_away = self._was_away and not was_away
-            tick = Tick(now_ms, self._positions.numbers(), caught_up, was_away=was_away)
+            owned = self._positions.numbers()
+            tick = Tick(now_ms, owned, caught_up, was_away=was_away, lag_ms=lag_ms)
             started = time.perf_counter()
             poison, outputs = await self.in_thread(self._apply, fresh, beside, tick)
             took_s = time.perf_counter() - started
             self._count(names.APPLY_SECONDS, took_s)
             self.metrics.observe(names.ROUND, took_s, service=self._service.name)
             self._count(names.RECORDS, len(fresh))
-            self._outputs.add([*outputs, *self._letters.bury(poison, now_ms)])
+            self._checkpoints.add([*outputs, *self._letters.bury(poison, now_ms)])
             self._letters.check(fresh, poison, now_ms)
             self._crash("applied")
-        if self._checkpoint_is_due(now_ms):
+        if self._checkpoints.is_due(now_ms):
             await self._checkpoint()
         timer = self._service.next_due_ms()
         if due and timer is not None and timer <= now_ms:
@@ -299,44 +373,16 @@ class Worker:
 
     # -- checkpoints -----------------------------------------------------------------------
 
-    def _checkpoint_is_due(self, now_ms: int) -> bool:
-        if self._outputs or self._service.wants_checkpoint():
-            return True
-        dirty = self._dirty_since_ms
-        return dirty is not None and now_ms >= dirty + 1000 * self._settings.checkpoint_s
-
     async def _checkpoint(self, *, force: bool = False) -> None:
-        """Under the lock. What could not be written stays for the next try."""
+        """Under the lock."""
         producer, consumer = self._wiring.producer, self._wiring.consumer
-        if producer is None or consumer is None:
-            return
-        self._save_now = True
-        started = time.perf_counter()
-        await self._outputs.flush(producer)
-        self._crash("outputs_acknowledged")
-        snapshots = await self.in_thread(lambda: self._service.snapshots(force=force))
-        self._outputs.add(self._service.outputs() if force else ())
-        await self._outputs.flush(producer)
-        self._snapshots.add(snapshots)
-        await self._snapshots.flush(producer)
-        self._crash("snapshots_acknowledged")
-        # What a snapshot that does not fit was made of is read again after a restart.
-        held = self._snapshots.left_out(self._service.restores)
-        offsets = self._positions.to_commit(self._committable)
-        offsets = {p: offset for p, offset in offsets.items() if p.number not in held}
-        if offsets:
-            await consumer.commit(offsets)
-            self._positions.was_committed(offsets)
-        self._crash("committed")
-        self._save_now, self._dirty_since_ms = False, None
-        self._count(names.CHECKPOINTS, 1)
-        self._count(names.CHECKPOINT_SECONDS, time.perf_counter() - started)
-        if not force:
-            await self._service.checkpointed(self._clock.now_ms())
-
-    def _committable(self, partition: Partition, offset: int) -> int:
-        offset = self._skipped.before(partition, offset)
-        return self._service.committable(partition.number, offset)
+        if producer is not None and consumer is not None:
+            if self.last_round_ms is not None:
+                away_ms = self._clock.now_ms() - self.last_round_ms
+                if away_ms > _SURE_MS:
+                    # Frozen, or cut off: what it holds may be another's by now, who has written it.
+                    await consumer.commit(self._positions.committed())
+            await self._checkpoints.make(producer, consumer, force=force)
 
     async def _save_before_giving_up(self, *, locked: bool = False) -> bool:
         """The last checkpoint of some partitions, within its budget; whether it was made."""
@@ -364,7 +410,7 @@ class Worker:
                 self._rejoin = True
                 await self.in_thread(self._service.release, self._positions.clear())
             self._wiring.drop(partitions)
-            self._snapshots.drop({p.number for p in partitions})
+            self._checkpoints.drop({p.number for p in partitions})
             self._skipped.drop(partitions)
             self._count_partitions()
         self._nudged.set()
@@ -389,10 +435,8 @@ class Worker:
         async with self._lock:
             await self.in_thread(self._service.release, self._positions.clear())
             self._skipped.clear()
-            self._outputs.clear()
-            self._snapshots.clear()
-            self._dirty_since_ms = None
-            self._save_now = self._rejoin = False
+            self._checkpoints.clear()
+            self._rejoin = False
             self.ready.clear()
             self._count_partitions()
 

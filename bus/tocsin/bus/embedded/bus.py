@@ -202,6 +202,7 @@ class EmbeddedBus:
         """See the port."""
         control, doorbell, _ = self._open()
         await control.run(lambda db: tables.create_topics(db, specs))
+        self._file.topics = await control.run(tables.topic_specs)
         doorbell.ring(ALL_TOPICS)
         return await self.show(specs)
 
@@ -240,6 +241,7 @@ class EmbeddedBus:
         *,
         listener: AssignmentListener | None = None,
         only: Sequence[Partition] | None = None,
+        member: str | None = None,
     ) -> EmbeddedConsumer:
         """See the port."""
         _, doorbell, intake = self._open()

@@ -7,7 +7,8 @@ then.
 
 The file may be deleted while we hold it open (`rm -rf .tocsin`): before each job the path is
 compared with what was opened, and if it is another file or none, a new bus is made there with the
-same topics, so that later records are kept. What was in the deleted file is gone.
+same topics, so that later records are kept. What was in the deleted file is gone. A file that is
+damaged is set aside, and the same follows (`tocsin.bus.embedded.damage`).
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
-from tocsin.bus.embedded import tables
+from tocsin.bus.embedded import damage, tables
+from tocsin.bus.embedded.errors import translated
 from tocsin.bus.embedded.location import check_own, make_folder
 from tocsin.bus.embedded.spool import has_spools
 from tocsin.bus.port import BusClosed, BusError, BusUnavailable, MissingBus, UnusableBus
@@ -103,6 +105,8 @@ class BusFile:
         self.path = path
         self.create = create
         self.busy_s = busy_s
+        self.topics: Sequence[TopicSpec] = ()
+        """Those that this process knows to be there, for a file whose own cannot be read."""
 
     def open(self, specs: Sequence[TopicSpec] = ()) -> sqlite3.Connection:
         """Open it; a file that is missing or empty is made first, with these topics. May block for
@@ -113,36 +117,77 @@ class BusFile:
         """
         with translated(self.path):
             check_own(self.path)
-            if self.path.exists():
-                db = self._connect()
-                try:
-                    ready = self._is_ready(db)
-                except BaseException:
-                    db.close()
-                    raise
-                if not ready:
-                    db.close()
-                    db = self._make(specs)
-            else:
-                db = self._make(specs)
-            try:
-                db.execute("PRAGMA synchronous = NORMAL")
-                db.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
-                db.execute(f"PRAGMA journal_size_limit = {4 * WAL_BYTES}")
-                db.execute("PRAGMA temp_store = MEMORY")
-            except BaseException:
-                db.close()
-                raise
-            return db
+            db = self._open_existing() if self.path.exists() else None
+            return self._make(specs) if db is None else db
 
-    def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(
+    def set_aside(self, error: sqlite3.Error, identity: tuple[int, int] | None) -> bool:
+        """Whether the damaged file of that identity is not in the way any more: the next `open`
+        finds or makes another one. A file is only set aside by who may make one.
+
+        Raises BusUnavailable, OSError.
+        """
+        if not self.create:
+            return False
+        with self._exclusive():
+            return identity != identity_of(self.path) or damage.set_aside(self.path, error)
+
+    def _open_existing(self) -> sqlite3.Connection | None:
+        """The file, open; None: it is still to be made, or it was damaged and is set aside."""
+        # A file that we did not make may be anything.
+        ours = self.create and self._lock.exists()
+        try:
+            return self._look()
+        except sqlite3.Error as error:
+            if not (ours and damage.is_damage(error)):
+                raise
+        with self._exclusive():
+            # Once more, while nobody makes it.
+            try:
+                return self._look()
+            except sqlite3.Error as error:
+                if damage.is_damage(error) and damage.set_aside(self.path, error):
+                    return None
+                raise
+
+    def _look(self) -> sqlite3.Connection | None:
+        db, ready = self.connect(), False
+        try:
+            ready = self._is_ready(db)
+        finally:
+            if not ready:
+                db.close()
+        return db if ready else None
+
+    @property
+    def _lock(self) -> Path:
+        """It is there from when a bus is made there."""
+        return self.path.with_name(self.path.name + ".lock")
+
+    def connect(self) -> sqlite3.Connection:
+        """The file that is there. Raises sqlite3.Error."""
+        db = sqlite3.connect(
             self.path, timeout=self.busy_s, isolation_level=None, check_same_thread=False
         )
+        try:
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
+            db.execute(f"PRAGMA journal_size_limit = {4 * WAL_BYTES}")
+            db.execute("PRAGMA temp_store = MEMORY")
+        except BaseException:
+            db.close()
+            raise
+        return db
 
     def _is_ready(self, db: sqlite3.Connection) -> bool:
-        (application,) = db.execute("PRAGMA application_id").fetchone()
-        (version,) = db.execute("PRAGMA user_version").fetchone()
+        # All of one moment: another process may be making it.
+        db.execute("BEGIN")
+        try:
+            (application,) = db.execute("PRAGMA application_id").fetchone()
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            (objects,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        finally:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
         if application == tables.APPLICATION_ID and version == tables.FORMAT:
             return True
         if application == tables.APPLICATION_ID:
@@ -150,7 +195,6 @@ class BusFile:
                 f"{self.path} has bus format {version}, this release reads {tables.FORMAT}: "
                 "use the release that wrote it, or move the file away"
             )
-        (objects,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if application or version or objects:
             raise UnusableBus(
                 f"{self.path} is an SQLite file of something else: choose another path"
@@ -160,7 +204,7 @@ class BusFile:
     def _make(self, specs: Sequence[TopicSpec]) -> sqlite3.Connection:
         if not self.create and not has_spools(self.path):
             raise MissingBus(
-                f"there is no bus at {self.path}: 'tocsin run' makes one, or check the path"
+                f"there is no bus at {self.path}: 'tocsin run' creates one, or check the path"
             )
         try:
             make_folder(self.path)
@@ -173,7 +217,7 @@ class BusFile:
                 # The log of a deleted file must never be taken for the log of the new one.
                 for suffix in ("-wal", "-shm"):
                     self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
-            db = self._connect()
+            db = self.connect()
             try:
                 if not self._is_ready(db):
                     db.execute(f"PRAGMA page_size = {tables.PAGE_SIZE}")
@@ -190,7 +234,7 @@ class BusFile:
     def _exclusive(self) -> Iterator[None]:
         """One maker at a time; the lock goes with its process."""
         lock = os.open(
-            self.path.with_name(self.path.name + ".lock"),
+            self._lock,
             os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW,
             0o600,
         )
@@ -329,12 +373,23 @@ class Connection:
         if self._closed:
             raise BusClosed("the bus was closed meanwhile")
         with self._job_lock.mutex, translated(self.file.path):
+            try:
+                return job(self._current())
+            except sqlite3.Error as error:
+                if not damage.is_damage(error):
+                    raise
+            try:
+                # Once more, with nothing of the file in memory: it may be whole.
+                return job(self._fresh())
+            except sqlite3.Error as error:
+                if not damage.is_damage(error) or not self.file.set_aside(error, self._identity):
+                    raise
             return job(self._current())
 
     def _current(self) -> sqlite3.Connection:
         """The open file, opened again if it is not the one at the path any more."""
         db = self._db
-        if db is not None and self._identity == _identity(self.file.path):
+        if db is not None and self._identity == identity_of(self.file.path):
             return db
         specs: Sequence[TopicSpec] = ()
         if db is not None:
@@ -347,54 +402,30 @@ class Connection:
             self.catalogue = tables.Catalogue()
             self.epoch += 1
         try:
-            self._db = self.file.open(specs)
+            self._db = self.file.open(specs or self.file.topics)
         except UnusableBus as error:
             if self.epoch and not self.file.path.exists():
                 raise BusUnavailable(f"{self.file.path} was deleted") from error
             raise
-        self._identity = _identity(self.file.path)
+        self._identity = identity_of(self.file.path)
+        with suppress(sqlite3.Error):
+            self.file.topics = tables.topic_specs(self._db) or self.file.topics
         return self._db
 
+    def _fresh(self) -> sqlite3.Connection:
+        """The file, opened anew if it is still the one that was open."""
+        old = self._db
+        if old is not None and self._identity == identity_of(self.file.path):
+            self._db = self.file.connect()
+            with suppress(sqlite3.Error):
+                old.close()
+        return self._current()
 
-def _identity(path: Path) -> tuple[int, int] | None:
+
+def identity_of(path: Path) -> tuple[int, int] | None:
+    """What tells the file there from every other one; None: there is none."""
     try:
         info = os.stat(path)
     except OSError:
         return None
     return info.st_dev, info.st_ino
-
-
-@contextmanager
-def translated(path: Path) -> Iterator[None]:
-    """SQLite's errors as the port's, grouped by what the caller does about them."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        _raise_translated(path, error)
-    except OSError as error:
-        raise BusUnavailable(f"{path}: {error.strerror or error}") from error
-
-
-_CORRUPT: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
-_BUSY: Final = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")
-_DENIED: Final = ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")
-
-
-def _raise_translated(path: Path, error: sqlite3.Error) -> NoReturn:
-    name: str = getattr(error, "sqlite_errorname", None) or ""
-    if name.startswith(_CORRUPT):
-        raise UnusableBus(
-            f"{path} is damaged or is not an SQLite file ({error}); it is left as it is: "
-            "move it away to start a new bus, or try 'sqlite3 FILE .recover' on a copy"
-        ) from error
-    if name.startswith(_BUSY):
-        raise BusUnavailable(f"{path} is locked by another process") from error
-    if name == "SQLITE_FULL" or name.startswith("SQLITE_IOERR"):
-        raise BusUnavailable(
-            f"cannot write {path} ({error}): the disk is full or failing; free some space"
-        ) from error
-    if name.startswith(_DENIED) and name != "SQLITE_READONLY_DBMOVED":
-        raise UnusableBus(
-            f"cannot open {path} for writing ({error}): check the permissions"
-        ) from error
-    raise BusUnavailable(f"{path}: {error}") from error

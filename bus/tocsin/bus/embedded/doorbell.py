@@ -153,7 +153,7 @@ class Bell:
         self._rung.set()
 
     async def wait(self, timeout_s: float) -> None:
-        """Sleep until it rings, or for so long."""
+        """Sleep until it rings, or for that long."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._rung.wait()

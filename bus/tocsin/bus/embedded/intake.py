@@ -41,7 +41,7 @@ _TURN: Final = "turn"
 
 
 class Intake:
-    """Takes in what stands beside one bus file. Several threads may use it at once."""
+    """Takes in what is beside one bus file. Several threads may use it at once."""
 
     def __init__(self, path: Path, doorbell: Doorbell, clock: Callable[[], int]) -> None:
         self._folder = spool_folder(path)

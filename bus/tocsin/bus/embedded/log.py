@@ -11,12 +11,12 @@ import sqlite3
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from tocsin.bus.embedded.tables import Catalogue, transaction
-from tocsin.bus.port import From, Headers, Outgoing, Partition, Record, record_size
+from tocsin.bus.port import FEW_HEADERS, From, Headers, Outgoing, Partition, Record, record_size
 from tocsin.schemas.errors import RecordTooLarge
-from tocsin.schemas.topics import TopicSpec
 
 COMPACTION_LAG_MS: Final = 60_000
 """A replaced record stays this long, so that a reader close to the end sees each change."""
@@ -25,6 +25,12 @@ MAX_POLL_BYTES: Final = 32 * 1024 * 1024
 
 _OFFSET_BITS: Final = 40
 _OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
+
+_SLICES: Final = (64, 8, 1)
+"""Rows of one statement."""
+
+_SHORT: Final = 1_024
+"""Bytes of packed headers that are worth remembering."""
 
 
 def record_range(number: int) -> tuple[int, int]:
@@ -75,21 +81,29 @@ def append_within(
         ).fetchone()
         tails[number] = _Tail(next_offset, max(now_ms, last_ms))
     offsets: list[int] = []
+    rows: list[_Row] = []
+    compacted: list[_Compacted] = []
     for record, number in zip(records, ids, strict=True):
         tail = tails[number]
         offset = tail.next_offset
         row_id = number << _OFFSET_BITS | offset
-        db.execute(
-            "INSERT INTO records (id, append_ms, key, headers, value) VALUES (?, ?, ?, ?, ?)",
-            (row_id, tail.append_ms, record.key, pack_headers(record.headers), record.value),
-        )
+        headers = pack_headers(record.headers)
+        rows.append((row_id, tail.append_ms, record.key, headers, record.value))
         spec = catalogue.specs[record.partition.topic]
         if spec.cleanup == "compact":
-            _supersede(db, number, record, row_id, tail.append_ms, spec)
+            ends_ms = tail.append_ms + spec.tombstone_ms if record.value is None else None
+            compacted.append((number, record.key, row_id, tail.append_ms, ends_ms))
         tail.next_offset += 1
         tail.records += 1
         tail.size_bytes += len(record.key) + len(record.value or b"")
         offsets.append(offset)
+    _in_slices(
+        db,
+        "INSERT INTO records (id, append_ms, key, headers, value) VALUES {}",
+        "?, ?, ?, ?, ?",
+        rows,
+    )
+    _supersede(db, compacted)
     db.executemany(
         "UPDATE partitions SET next_offset = ?, last_ms = ?, records = records + ?,"
         " size_bytes = size_bytes + ? WHERE id = ?",
@@ -101,27 +115,59 @@ def append_within(
     return offsets
 
 
-def _supersede(
-    db: sqlite3.Connection, number: int, record: Outgoing, row_id: int, now_ms: int, spec: TopicSpec
-) -> None:
-    row = db.execute(
-        "SELECT id FROM newest WHERE partition = ? AND key = ?", (number, record.key)
-    ).fetchone()
-    if row is not None:
-        db.execute(
-            "INSERT OR IGNORE INTO doomed (due_ms, id) VALUES (?, ?)",
-            (now_ms + COMPACTION_LAG_MS, row[0]),
-        )
-    db.execute(
-        "INSERT INTO newest (partition, key, id) VALUES (?, ?, ?)"
-        " ON CONFLICT (partition, key) DO UPDATE SET id = excluded.id",
-        (number, record.key, row_id),
+_Row = tuple[int, int, bytes, bytes, bytes | None]
+_Compacted = tuple[int, bytes, int, int, int | None]
+"""Partition id, key, record id, append time, and for a tombstone when it ends."""
+
+
+def _supersede(db: sqlite3.Connection, records: Sequence[_Compacted]) -> None:
+    """Of what was just written: it is the newest of its key, and what it replaces will go."""
+    newest: dict[tuple[int, bytes], int] = {}
+    first: list[tuple[int, int, bytes]] = []
+    doomed: list[tuple[int, int]] = []
+    for number, key, row_id, append_ms, ends_ms in records:
+        replaced = newest.get((number, key))
+        if replaced is None:
+            first.append((append_ms + COMPACTION_LAG_MS, number, key))
+        else:
+            doomed.append((append_ms + COMPACTION_LAG_MS, replaced))
+        newest[number, key] = row_id
+        if ends_ms is not None:
+            doomed.append((ends_ms, row_id))
+    _in_slices(
+        db,
+        "INSERT OR IGNORE INTO doomed (due_ms, id) SELECT new.column1, newest.id"
+        # The order of a CROSS JOIN is kept: one look-up for each new record.
+        " FROM (VALUES {}) AS new CROSS JOIN newest"
+        " ON newest.partition = new.column2 AND newest.key = new.column3",
+        "?, ?, ?",
+        first,
     )
-    if record.value is None:
-        db.execute(
-            "INSERT OR IGNORE INTO doomed (due_ms, id) VALUES (?, ?)",
-            (now_ms + spec.tombstone_ms, row_id),
-        )
+    _in_slices(db, "INSERT OR IGNORE INTO doomed (due_ms, id) VALUES {}", "?, ?", doomed)
+    _in_slices(
+        db,
+        "INSERT INTO newest (partition, key, id) VALUES {}"
+        " ON CONFLICT (partition, key) DO UPDATE SET id = excluded.id",
+        "?, ?, ?",
+        [(number, key, row_id) for (number, key), row_id in newest.items()],
+    )
+
+
+def _in_slices(
+    db: sqlite3.Connection, statement: str, row: str, rows: Sequence[tuple[object, ...]]
+) -> None:
+    """Run a statement with all rows, many at a time.
+
+    Each call of SQLite gives the interpreter to another thread, and gets it back when that one
+    rests: of a call for each row, most of the time would be waiting. Few sizes, so that SQLite
+    knows the statements already.
+    """
+    at = 0
+    for size in _SLICES:
+        text = statement.format(", ".join([f"({row})"] * size)) if len(rows) - at >= size else ""
+        while text and len(rows) - at >= size:
+            db.execute(text, [value for one in rows[at : at + size] for value in one])
+            at += size
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +282,15 @@ def _first_at(db: sqlite3.Connection, base: int, low: int, high: int, append_ms:
 
 def pack_headers(headers: Headers) -> bytes:
     """Headers as a record's row, and a spool, hold them."""
+    return _repeated_pack(headers) if len(headers) <= FEW_HEADERS else _pack(headers)
+
+
+def unpack_headers(data: bytes) -> Headers:
+    """The reverse. Raises struct.error or ValueError for bytes that are none."""
+    return _repeated_unpack(data) if len(data) <= _SHORT else _unpack(data)
+
+
+def _pack(headers: Headers) -> bytes:
     parts: list[bytes] = []
     for name, value in headers:
         text = name.encode()
@@ -243,8 +298,7 @@ def pack_headers(headers: Headers) -> bytes:
     return b"".join(parts)
 
 
-def unpack_headers(data: bytes) -> Headers:
-    """The reverse. Raises struct.error or ValueError for bytes that are none."""
+def _unpack(data: bytes) -> Headers:
     headers, at = [], 0
     while at < len(data):
         name_size, value_size = struct.unpack_from("<HI", data, at)
@@ -254,3 +308,8 @@ def unpack_headers(data: bytes) -> Headers:
         headers.append((name, data[at : at + value_size]))
         at += value_size
     return tuple(headers)
+
+
+_repeated_pack = lru_cache(maxsize=64)(_pack)
+_repeated_unpack = lru_cache(maxsize=256)(_unpack)
+"""Most records of a sender have the same headers."""

@@ -2,7 +2,7 @@
 gone, and giving space back.
 
 Done in slices: each transaction holds the write lock for some milliseconds only, and a call ends
-when its budget is spent and says whether more is to be done.
+when its budget is spent and returns whether more is to be done.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from tocsin.bus.port import (
 )
 
 LOOK_S: Final = 1.0
-"""A reader whose doorbell works looks by itself this often all the same."""
+"""A reader whose doorbell works looks by itself this often anyway."""
 
 LOOK_UNBELLED_S: Final = 0.25
 """And one without a doorbell this often: polling faster costs training time (5 ms polling: 1.15 %
@@ -36,7 +36,7 @@ LEAVE_S: Final = 0.5
 """How long leaving a group may take; after that the others notice by the lease."""
 
 HUNG_S: Final = 300.0
-"""A member that did not poll for so long does not renew its membership."""
+"""A member that did not poll for that long does not renew its membership."""
 
 
 class EmbeddedReader:
@@ -141,7 +141,7 @@ class EmbeddedReader:
 
         def job(db: sqlite3.Connection) -> tuple[log.Fetched, int]:
             if connection.epoch != self._epoch:
-                # Another file: what was read of the old one says nothing about this one.
+                # Another file: what was read of the old one is no guide to this one.
                 return log.fetch(
                     db, connection.catalogue, dict.fromkeys(positions, 0), 0
                 ), connection.epoch
@@ -167,7 +167,7 @@ class EmbeddedReader:
         return fetched.records
 
     def _start_over(self, epoch: int) -> None:
-        """Another file is there: offsets of the old one say nothing about it."""
+        """Another file is there: offsets of the old one do not apply to it."""
         self._epoch = epoch
         self._positions = dict.fromkeys(self._positions, 0)
         self._bell.touch()
@@ -270,7 +270,7 @@ class EmbeddedConsumer(EmbeddedReader):
         return await super()._look(max_records)
 
     async def _settle(self, member: str) -> None:
-        """Bring what it owns closer to its share. The listener is told on the way."""
+        """Bring what it owns closer to its share. The listener is notified on the way."""
         connection, group, topics = self._connection, self.group, self.topics
         known, settled = self._generation, self._settled
 

@@ -48,13 +48,13 @@ from tocsin.schemas.process.private_folders import make_private
 from tocsin.schemas.topics import TopicSpec
 
 SPOOL: Final = "_spool"
-"""The doorbell's name for what stands in spools, as if it were a topic."""
+"""The doorbell's name for what is in spools, as if it were a topic."""
 
 SEGMENT_BYTES: Final = 8 * 1024 * 1024
 """A segment that has reached this size gets a successor."""
 
 LIMIT_BYTES: Final = 256 * 1024 * 1024
-"""Bytes that may stand beside one bus while nobody takes them in; nothing is added beyond it."""
+"""Bytes that may be beside one bus while nobody takes them in; nothing is added beyond it."""
 
 MAX_BODY_BYTES: Final = 8 * 1024 * 1024
 """Of one entry."""

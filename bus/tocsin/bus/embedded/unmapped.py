@@ -169,7 +169,7 @@ class UnmappedReader:
         """See the port."""
         if self._polling is not None:
             self._polling.cancel()
-        await self._bus.forget(self)
+        await self._bus.close_reader(self)
 
 
 class UnmappedBus:
@@ -247,11 +247,11 @@ class UnmappedBus:
         self._readers[reader.number] = reader
         return reader
 
-    async def forget(self, reader: UnmappedReader) -> None:
+    async def close_reader(self, reader: UnmappedReader) -> None:
         """Close a reader; raises nothing for a child that has ended."""
         if self._readers.pop(reader.number, None) is not None and not self._closed:
             try:
-                await self.call("forget", reader.number)
+                await self.call("close_reader", reader.number)
             except TocsinError:
                 logger.debug("a reader was not closed", exc_info=True)
 
@@ -319,7 +319,7 @@ class _Server:
     async def ends(self, number: int, partitions: Sequence[Partition]) -> Mapping[Partition, int]:
         return await self._readers[number].ends(partitions)
 
-    async def forget(self, number: int) -> None:
+    async def close_reader(self, number: int) -> None:
         await self._readers.pop(number).close()
 
     async def close(self) -> None:

@@ -1,6 +1,7 @@
 """The Kafka bus, through aiokafka: for a fleet.
 
-`init` is what creates topics; nothing else here does, whatever the brokers' auto-creation says.
+`init` is what creates topics; nothing else here does, whatever the brokers' setting for
+auto-creation.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-# First: it says which extra is missing, if one is.
+# First: its error names the extra that is missing, if one is.
 from tocsin.bus.kafka.errors import CLOSE_S, REQUEST_S, translated
 
 # isort: split
@@ -36,6 +37,7 @@ from tocsin.bus.kafka.consumer import (
     SESSION_S,
     KafkaConsumer,
 )
+from tocsin.bus.kafka.permissions import Permission
 from tocsin.bus.kafka.security import KafkaSecurity
 from tocsin.bus.port import (
     AssignmentListener,
@@ -136,11 +138,35 @@ class KafkaBus:
         await topic_admin.create_topics(self._open(), specs)
         return await self.show(specs)
 
+    async def set_up(
+        self, specs: Sequence[TopicSpec], *, replication: int | None, apply: bool
+    ) -> tuple[Sequence[TopicState], Sequence[str]]:
+        """As `init`, with so many replicas; with `apply` topics that exist get the settings that
+        they should have. Their state afterwards, and what was changed of topics that were there.
+
+        Raises:
+            UnusableBus: there are not so many brokers, or this user may not do it.
+        """
+        admin = self._open()
+        await topic_admin.create_topics(admin, specs, replication=replication)
+        copies = topic_admin.replicas(await topic_admin.count_brokers(admin), replication)
+        changed = await topic_admin.apply_settings(admin, specs, copies) if apply else ()
+        return await self._show(specs, replication), changed
+
+    async def grant(self, wanted: Sequence[Permission]) -> None:
+        """Give these rights. Raises UnusableBus: there is no authorizer, or we may not."""
+        await topic_admin.grant(self._open(), wanted)
+
     async def show(self, specs: Sequence[TopicSpec]) -> Sequence[TopicState]:
         """See the port. The size is not asked for: it takes a right that few have."""
+        return await self._show(specs, None)
+
+    async def _show(
+        self, specs: Sequence[TopicSpec], replication: int | None
+    ) -> Sequence[TopicState]:
         admin = self._open()
         found = await topic_admin.find_topics(admin, [spec.name for spec in specs], configs=True)
-        brokers = await topic_admin.count_brokers(admin)
+        copies = topic_admin.replicas(await topic_admin.count_brokers(admin), replication)
         records = await self._count(found)
         return tuple(
             TopicState(spec, False, 0, None)
@@ -150,7 +176,7 @@ class KafkaBus:
                 True,
                 records[spec.name],
                 None,
-                topic_admin.differences(spec, found[spec.name], brokers),
+                topic_admin.differences(spec, found[spec.name], copies),
             )
             for spec in specs
         )
@@ -158,11 +184,19 @@ class KafkaBus:
     async def producer(self) -> KafkaProducer:
         """See the port."""
         self._open()
-        client = AIOKafkaProducer(
-            request_timeout_ms=int(self._request_s * 1_000), **PRODUCER_OPTIONS, **self._connection
+
+        async def make() -> AIOKafkaProducer:
+            client = AIOKafkaProducer(
+                request_timeout_ms=int(self._request_s * 1_000),
+                **PRODUCER_OPTIONS,
+                **self._connection,
+            )
+            await self._start(client)
+            return client
+
+        producer = KafkaProducer(
+            await make(), make, self._require_partitions, request_s=self._request_s
         )
-        await self._start(client)
-        producer = KafkaProducer(client, self._require_partitions, request_s=self._request_s)
         self._keep(producer)
         return producer
 
@@ -188,6 +222,7 @@ class KafkaBus:
         *,
         listener: AssignmentListener | None = None,
         only: Sequence[Partition] | None = None,
+        member: str | None = None,
     ) -> KafkaConsumer:
         """See the port."""
         self._open()
@@ -195,6 +230,7 @@ class KafkaBus:
             await self._require_partitions(only)
         client = AIOKafkaConsumer(
             group_id=group,
+            group_instance_id=None if only is not None else member,
             session_timeout_ms=int(self._session_s * 1_000),
             heartbeat_interval_ms=int(min(HEARTBEAT_S, self._session_s / 3) * 1_000),
             max_poll_interval_ms=int(POLL_INTERVAL_S * 1_000),
@@ -212,7 +248,7 @@ class KafkaBus:
             if only is None:
                 await consumer.subscribe()
             else:
-                consumer.take(only)
+                consumer.assign(only)
         except BaseException:
             await consumer.close()
             raise

@@ -2,7 +2,7 @@
 
 The producer is not idempotent: with the brokers gone, an idempotent one of aiokafka 0.14 keeps its
 batches, and `stop`, waiting without end; a plain one fails within its request timeout. One request
-in flight per broker and one batch per partition keep the order all the same.
+in flight per broker and one batch per partition keep the order anyway.
 """
 
 from __future__ import annotations
@@ -145,12 +145,22 @@ def _cancelled() -> bool:
 
 
 class KafkaProducer:
-    """Writes records; each `publish` waits for all its acknowledgements."""
+    """Writes records; each `publish` waits for all its acknowledgements.
+
+    `make` starts another client; may raise BusUnavailable.
+    """
 
     def __init__(
-        self, client: AIOKafkaProducer, require: RequirePartitions, *, request_s: float
+        self,
+        client: AIOKafkaProducer,
+        make: Callable[[], Awaitable[AIOKafkaProducer]],
+        require: RequirePartitions,
+        *,
+        request_s: float,
     ) -> None:
         self._client = client
+        self._make = make
+        self._making = asyncio.Lock()
         self._require = require
         self._request_s = request_s
         self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -179,7 +189,16 @@ class KafkaProducer:
             raise BusClosed("the producer was closed meanwhile")
         raise BusUnavailable("publishing: no acknowledgement in time")
 
+    async def _renew(self) -> None:
+        """Use another client if this one has given up: aiokafka ends the task that sends for good
+        over an error that it does not expect."""
+        async with self._making:
+            if self._client._sender.sender_task.done():
+                client, self._client = self._client, await self._make()
+                await stop(client)
+
     async def _send(self, records: Sequence[Outgoing]) -> Sequence[int]:
+        await self._renew()
         with translated("publishing"):
             waiting: list[asyncio.Future[Any]] = []
             try:

@@ -1,12 +1,11 @@
 """The consumer of a Kafka bus: a member of a group.
 
-aiokafka tells a rebalance listener from its own coordinator task, at any time. The port promises
-that the listener is told from within `poll`. So a revocation waits, in the coordinator's task,
-until `poll` has told the listener; heartbeats go on meanwhile
-(`GroupCoordinator.ensure_active_group` stops them afterwards). An assignment does not wait, since
-no heartbeats run in that callback and a restore takes long: it is kept until `poll` has told the
-listener, and until then none of its records is taken, because `getmany` is asked for the partitions
-that were told, by name.
+aiokafka calls a rebalance listener from its own coordinator task, at any time. The port promises to
+call the listener from within `poll`. So a revocation waits, in the coordinator's task, until `poll`
+has called the listener; heartbeats go on meanwhile (`GroupCoordinator.ensure_active_group` stops
+them afterwards). An assignment does not wait, since no heartbeats run in that callback and a
+restore takes long: it is kept until `poll` has called the listener, and until then none of its
+records is read, because `getmany` names the partitions of which the listener knows.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _NOTHING: Final = TopicPartition("", 0)
 
 @dataclass(slots=True)
 class _Change:
-    """A change of the assignment that the listener has not been told of."""
+    """A change of the assignment of which the listener does not know yet."""
 
     revoked: bool
     partitions: frozenset[Partition]
@@ -57,7 +56,7 @@ class _Bridge(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has 
         self.closed = False
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """Waits until the listener was told; max_poll_interval bounds that for a member that
+        """Waits until the listener was called; max_poll_interval bounds that for a member that
         hangs.
         """
         partitions = frozenset(Partition(*place) for place in revoked)
@@ -106,7 +105,7 @@ class KafkaConsumer(KafkaReader):
         self._looked_s = float("-inf")
         self._fetching: asyncio.Task[Any] | None = None
 
-    def take(self, only: Sequence[Partition]) -> None:
+    def assign(self, only: Sequence[Partition]) -> None:
         """Take these partitions without membership."""
         self._late = []
         self._owned = frozenset(only)

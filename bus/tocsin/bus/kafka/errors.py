@@ -39,6 +39,11 @@ _FENCED: Final = (
     errors.RebalanceInProgressError,
 )
 
+_ENDED: Final = "Unexpected error during coordination"
+"""What aiokafka 0.14 raises for good once the task that keeps a member in its group has ended: it
+does when the brokers' metadata names no broker for a moment. Where that ends the task that sends
+the heartbeats, it raises an AssertionError."""
+
 
 def explained(error: BaseException, doing: str) -> TocsinError:
     """The port's error for what aiokafka raised while `doing`."""
@@ -54,6 +59,8 @@ def explained(error: BaseException, doing: str) -> TocsinError:
         return BusClosed(f"{doing}: it was closed meanwhile")
     if isinstance(error, _FENCED):
         return FencedMember(f"{text}: drop the state, and poll again to join")
+    if isinstance(error, AssertionError) or _ENDED in said:
+        return FencedMember(f"{text}: this member is of no use any more, join with another one")
     if isinstance(error, errors.KafkaConnectionError) and "bootstrap" in said:
         # Its own text repeats the addresses, not what is wrong with them.
         return BusUnavailable(
@@ -68,5 +75,5 @@ def translated(doing: str) -> Iterator[None]:
     """Turn what aiokafka raises in the body into the port's errors."""
     try:
         yield
-    except (errors.KafkaError, OSError, TimeoutError) as error:
+    except (errors.KafkaError, OSError, TimeoutError, AssertionError) as error:
         raise explained(error, doing) from error

@@ -10,14 +10,22 @@ from typing import Any, Final
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import TopicAlreadyExistsError, for_code
+from aiokafka.protocol.admin import CreateAclsRequest
 
 from tocsin.bus.kafka.errors import REQUEST_S, explained, translated
-from tocsin.bus.port import UnusableBus
+from tocsin.bus.kafka.permissions import Permission
+from tocsin.bus.port import UnknownTopic, UnusableBus
 from tocsin.schemas.topics import TopicSpec
+
+_RESOURCES: Final = {"topic": 2, "group": 3}
+_OPERATIONS: Final = {"Read": 3, "Write": 4, "Describe": 8}
+_LITERAL: Final = 3
+_ALLOW: Final = 3
 
 _SETTLE_S: Final = 5.0
 """How long new topics may take until each partition has a leader."""
 
+_SEGMENT_BYTES: Final = 16 * 1024 * 1024
 _REPLICAS: Final = 3
 _IN_SYNC: Final = 2
 
@@ -32,6 +40,10 @@ def topic_configs(spec: TopicSpec, replication: int) -> dict[str, str]:
     }
     if spec.cleanup == "compact":
         configs["delete.retention.ms"] = str(spec.tombstone_ms)
+        # By Kafka's defaults up to 1 GiB of each partition is never compacted, and half of the
+        # rest: a worker that takes a partition over reads all of it.
+        configs["segment.bytes"] = str(_SEGMENT_BYTES)
+        configs["min.cleanable.dirty.ratio"] = "0.1"
     elif spec.retention_ms is not None:
         configs["retention.ms"] = str(spec.retention_ms)
     return configs
@@ -45,11 +57,23 @@ class FoundTopic:
     replication: int
     led: bool
     configs: Mapping[str, str] = field(default_factory=dict)
+    own: frozenset[str] = frozenset()
+    """Which of `configs` were set for this topic, and are no defaults."""
 
 
-def differences(spec: TopicSpec, found: FoundTopic, brokers: int) -> tuple[str, ...]:
+def replicas(brokers: int, wanted: int | None = None) -> int:
+    """How many replicas topics get. Raises UnusableBus: there are not so many brokers."""
+    if wanted is None:
+        return min(_REPLICAS, brokers)
+    if not 1 <= wanted <= brokers:
+        raise UnusableBus(
+            f"replication {wanted}: expected 1 to {brokers}, as many as there are brokers now"
+        )
+    return wanted
+
+
+def differences(spec: TopicSpec, found: FoundTopic, replication: int) -> tuple[str, ...]:
     """Sentences on what is not as expected."""
-    replication = min(_REPLICAS, brokers)
     facts = [
         ("partitions", str(found.partitions), str(spec.partitions)),
         ("replication", str(found.replication), str(replication)),
@@ -66,7 +90,7 @@ def differences(spec: TopicSpec, found: FoundTopic, brokers: int) -> tuple[str, 
 async def find_topics(
     admin: AIOKafkaAdminClient, names: Sequence[str], *, configs: bool = False
 ) -> dict[str, FoundTopic]:
-    """The topics of these that exist. Creates nothing, whatever the brokers' auto-creation says.
+    """The topics of these that exist. Creates nothing, whatever the brokers' setting for that.
 
     Raises:
         BusUnavailable, UnusableBus.
@@ -75,26 +99,43 @@ async def find_topics(
         return {}
     with translated("describing topics"):
         async with asyncio.timeout(REQUEST_S):
-            # All of them: a request that names a topic makes a broker with auto-creation create it.
-            described: list[dict[str, Any]] = await admin.describe_topics()
-            present = [t for t in described if t["topic"] in names and t["error_code"] == 0]
-            settings = await _configs(admin, [t["topic"] for t in present]) if configs else {}
+            while True:
+                # All: a request that names a topic makes a broker with auto-creation create it.
+                own: dict[str, frozenset[str]]
+                described: list[dict[str, Any]] = await admin.describe_topics()
+                present = [t for t in described if t["topic"] in names and t["error_code"] == 0]
+                named = [t["topic"] for t in present]
+                try:
+                    settings, own = await _configs(admin, named) if configs else ({}, {})
+                    break
+                except UnknownTopic:
+                    # Of several brokers one does not know yet what another one does.
+                    await asyncio.sleep(0.05)
     return {
         topic["topic"]: FoundTopic(
             partitions=len(topic["partitions"]),
             replication=min((len(p["replicas"]) for p in topic["partitions"]), default=0),
             led=all(p["leader"] >= 0 for p in topic["partitions"]),
             configs=settings.get(topic["topic"], {}),
+            own=own.get(topic["topic"], frozenset()),
         )
         for topic in present
     }
 
 
-async def _configs(admin: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, dict[str, str]]:
+_OF_TOPIC: Final = 1
+"""Where a setting comes from, in the brokers' terms: it was set for this topic."""
+
+
+async def _configs(
+    admin: AIOKafkaAdminClient, names: Sequence[str]
+) -> tuple[dict[str, dict[str, str]], dict[str, frozenset[str]]]:
+    """The settings by topic, and which of them are the topic's own."""
     if not names:
-        return {}
+        return {}, {}
     resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
     found: dict[str, dict[str, str]] = {}
+    own: dict[str, frozenset[str]] = {}
     for response in await admin.describe_configs(resources):
         for error_code, message, _type, name, entries, *_ in response.resources:
             if error_code:
@@ -102,10 +143,82 @@ async def _configs(admin: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str
                     for_code(error_code)(message), f"reading the configuration of {name}"
                 )
             found[name] = {entry[0]: entry[1] for entry in entries}
-    return found
+            # Brokers of before 1.1 report only whether it is a default.
+            own[name] = frozenset(
+                entry[0]
+                for entry in entries
+                if (entry[3] == _OF_TOPIC if len(entry) > 5 else not entry[3])
+            )
+    return found, own
 
 
-async def create_topics(admin: AIOKafkaAdminClient, specs: Sequence[TopicSpec]) -> None:
+async def apply_settings(
+    admin: AIOKafkaAdminClient, specs: Sequence[TopicSpec], replication: int
+) -> list[str]:
+    """Give topics that exist the settings that they should have; those changed, in sentences.
+
+    Partitions and replicas stay as they are: other partitions would move the keys, and other
+    replicas move the data. What else was set for a topic stays, too.
+
+    Raises:
+        BusUnavailable, UnusableBus.
+    """
+    changed: list[str] = []
+    for name, topic in (await find_topics(admin, [s.name for s in specs], configs=True)).items():
+        spec = next(one for one in specs if one.name == name)
+        wanted = topic_configs(spec, min(replication, topic.replication))
+        other = {key: value for key, value in wanted.items() if topic.configs.get(key) != value}
+        if not other:
+            continue
+        # The request replaces all that was set for the topic.
+        settings = {key: topic.configs[key] for key in topic.own} | wanted
+        with translated(f"changing the settings of {name}"):
+            async with asyncio.timeout(REQUEST_S):
+                responses = await admin.alter_configs(
+                    [ConfigResource(ConfigResourceType.TOPIC, name, settings)]
+                )
+        for response in responses:
+            for code, message, *_ in response.resources:
+                if code:
+                    raise explained(for_code(code)(message), f"changing the settings of {name}")
+        changed += [
+            f"{name}: {key} was {topic.configs.get(key, 'not set')}, is {value}"
+            for key, value in other.items()
+        ]
+    return changed
+
+
+async def grant(admin: AIOKafkaAdminClient, wanted: Sequence[Permission]) -> None:
+    """Give these rights; those that are there stay.
+
+    Raises:
+        BusUnavailable, UnusableBus: the brokers have no authorizer, or this user may not do it.
+    """
+    # aiokafka has the request, and no call for it.
+    client = admin._client
+    for one in wanted:
+        request = CreateAclsRequest(
+            _RESOURCES[one.resource],
+            one.name,
+            _LITERAL,
+            one.principal,
+            "*",
+            _OPERATIONS[one.operation],
+            _ALLOW,
+        )
+        doing = f"granting {one.operation} on {one.resource} {one.name} to {one.principal}"
+        with translated(doing):
+            async with asyncio.timeout(REQUEST_S):
+                node = client.cluster.controller.nodeId
+                response = await client.send(node, request)
+        for code, message, *_ in response.creation_responses:
+            if code:
+                raise explained(for_code(code)(message), doing)
+
+
+async def create_topics(
+    admin: AIOKafkaAdminClient, specs: Sequence[TopicSpec], *, replication: int | None = None
+) -> None:
     """Create those that are missing and wait until they can be written to.
 
     Raises:
@@ -116,7 +229,7 @@ async def create_topics(admin: AIOKafkaAdminClient, specs: Sequence[TopicSpec]) 
     missing = [spec for spec in specs if spec.name not in there]
     if not missing:
         return
-    replication = min(_REPLICAS, await count_brokers(admin))
+    replication = replicas(await count_brokers(admin), replication)
     with translated("creating topics"):
         async with asyncio.timeout(REQUEST_S):
             response = await admin.create_topics(
