@@ -1,4 +1,4 @@
-"""The rules that there are, by name and by the reference's name."""
+"""The built-in rules, by name and by the reference's name."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Final, SupportsFloat
 
+from tocsin.schemas.records.checkpoints import Checkpoint
 from tocsin.schemas.records.issues import Evidence, Fact, Series, Severity, Subject
-from tocsin.schemas.records.runs import Checkpoint
 
 if TYPE_CHECKING:
     from tocsin.stream_rules.reading.run_facts import RunFacts

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeVa
 from pydantic import ConfigDict
 
 from tocsin.schemas.configuration.docstrings import Documented
+from tocsin.schemas.errors import MalformedRecord
 from tocsin.schemas.records.frames import Mode, StepFrame, SystemFrame, TensorFrame
 from tocsin.schemas.records.issues import Severity
 from tocsin.schemas.records.runs import RunData
@@ -193,6 +194,9 @@ class Rule(ABC, Generic[P, S]):
     """Whether the rule reads the summaries of one rank. The engine passes those of the lowest rank
     that has their names; if other ranks have parts of the model, a copy of the rule reads each
     part, and all copies share their episodes."""
+    by_presence: ClassVar[bool] = False
+    """Whether the rule only asks which summaries came, not what is in them. It is also given those
+    that a worker which cannot keep up leaves out."""
 
     def __init__(self, name: str, params: P) -> None:
         self.name = name
@@ -261,6 +265,15 @@ class Rule(ABC, Generic[P, S]):
             MalformedRecord: the bytes are not such a snapshot.
         """
         self.state = load_state(self.state_type, payload)
+
+    def migrate(self, payload: bytes, version: int) -> None:
+        """Set the state from a snapshot of another version of the rule, after an upgrade or while
+        workers of two releases share the runs. Without it, the rule starts cold, and reports that.
+
+        Raises:
+            MalformedRecord: it cannot be read.
+        """
+        raise MalformedRecord(f"version {self.meta.version} cannot read that of version {version}")
 
 
 AnyRule = Rule[Any, Any]

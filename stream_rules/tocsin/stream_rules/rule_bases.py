@@ -68,7 +68,7 @@ class TensorRowRule(Rule[P, R]):
         """Called with each whole table that has `columns` and at least one row."""
 
     def table_key(self, frame: TensorFrame) -> str:
-        """Which tables belong to one series: those of a collection, unless a rule says more."""
+        """Which tables belong to one series: those of a collection, unless a rule defines more."""
         return frame.collection
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:

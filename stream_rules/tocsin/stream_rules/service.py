@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
 from tocsin.bus.port import Outgoing, Partition, Record
+from tocsin.runtime import metrics as names
 from tocsin.runtime.leased_runs import HoldLimit
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.service import Attachment, Poison, Service, Tick
@@ -20,7 +23,7 @@ from tocsin.schemas.errors import ConfigurationError, RecordError
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.issues import issue_event
 from tocsin.schemas.records.snapshots import Snapshot
-from tocsin.schemas.records.stops import LookCloser, look_closer_key
+from tocsin.schemas.records.stops.commands import LookCloser, look_closer_key
 from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 from tocsin.stream_rules.catalogue import Catalogue
@@ -30,16 +33,22 @@ from tocsin.stream_rules.custom.protocol import CUSTOM_KEY
 from tocsin.stream_rules.custom.service import CustomRules
 from tocsin.stream_rules.engine.configured_rules import RuleSpec, custom_entries, rule_specs
 from tocsin.stream_rules.engine.episodes import Reported
+from tocsin.stream_rules.engine.fairness import Fairness
 from tocsin.stream_rules.engine.partitions import PartitionEngine, UnusableRecord
+from tocsin.stream_rules.engine.rule_times import RuleTimes
 from tocsin.stream_rules.engine.run import RUN_KEY, Earlier, RunEngine
 from tocsin.stream_rules.engine.run_accounts import RunAccounts
 from tocsin.stream_rules.engine.run_view import run_view
+from tocsin.stream_rules.engine.saved_states import SavedStates
 from tocsin.stream_rules.rules.about_rules.rule_failed import RuleFailed
 
 logger = logging.getLogger(__name__)
 
 SAVE_S: Final = 2.0
 """How long the states of custom rules are waited for before partitions are given up, seconds."""
+
+AT_ONCE: Final = 20
+"""How many of the runs that nothing is heard of are taken up in one round: a tenth of a second."""
 
 VIEW_KEEP_MS: Final = 30 * 86_400_000
 """How long the view of a run stays after its last change, by append time: as long as issues do."""
@@ -51,6 +60,8 @@ class RulesService(Service):
     Args:
         software: name and version, for the snapshots.
         metrics: where the time of runs is counted; None: nowhere.
+        times: measures the rules; None: by the clocks of the process.
+        fairness: decides which run gives way if the worker cannot keep up; None: as usual.
         customs: the process of the custom rules among `specs`, which was started; None: there are
             none. The service ends it.
     """
@@ -70,12 +81,19 @@ class RulesService(Service):
         software: str = "",
         customs: CustomHost | None = None,
         metrics: Metrics | None = None,
+        times: RuleTimes | None = None,
+        fairness: Fairness | None = None,
     ) -> None:
         self.inputs = (topics.telemetry,)
         self.restores = (topics.state,)
+        self.read_ahead = (topics.state, topics.runs)
         self.specs = tuple(specs)
         """The instances that new incarnations get."""
-        self.engine: Final = PartitionEngine([spec for spec in specs if not spec.custom])
+        self._metrics: Final = metrics or Metrics()
+        self._times: Final = times or RuleTimes(time.perf_counter, time.thread_time)
+        self.engine: Final = PartitionEngine(
+            [spec for spec in specs if not spec.custom], self._times
+        )
         self._customs: Final = CustomRules(specs, customs) if customs is not None else None
         self._topics: Final = topics
         own = () if self._customs is None else (CUSTOM_KEY,)
@@ -83,11 +101,16 @@ class RulesService(Service):
         self._adopt = True
         self._software = software
         self._reported: list[Reported] = []
-        self._saved: dict[int, dict[str, dict[str, Snapshot]]] = {}
+        self._saved: Final = SavedStates()
+        # Runs of partitions that were restored, to be taken up in the rounds that follow.
+        self._waiting: deque[tuple[int, str, int]] = deque()
+        self._at_once = AT_ONCE
+        self._nudge: Callable[[], None] = _nobody
         # Partition -> key -> append time of the newest view, whoever wrote it; oldest first.
         self._views: dict[int, dict[bytes, int]] = {}
         self._views_ms = 0
-        self._accounts: Final = RunAccounts(metrics or Metrics())
+        self._accounts: Final = RunAccounts(self._metrics)
+        self._fairness: Final = fairness or Fairness()
 
     def use(self, specs: Sequence[RuleSpec]) -> None:
         """Give these rules to new incarnations; in the worker's thread. Custom ones stay the same
@@ -103,8 +126,9 @@ class RulesService(Service):
         # A run that another process may have is taken up only once a record of it comes here;
         # else at once, so that its timers go on though it is silent.
         self._adopt = to.skip is None
+        self._nudge = to.nudge
         if self._customs is not None:
-            self._customs.host.attached(to.nudge)
+            self._customs.attached(to.nudge, keep=not self._adopt)
 
     def follows(self, partition: int) -> Sequence[Partition]:
         """The views, of which others write some: they are taken away when they are old. Where
@@ -117,6 +141,14 @@ class RulesService(Service):
             *(Partition(self._topics.telemetry, number) for number in sorted(named)),
         ]
 
+    def order_of(self, record: Record) -> int:
+        if record.partition.topic != self._topics.state:
+            return record.offset
+        try:
+            return Snapshot.offset_of(record.value or b"")
+        except RecordError:
+            return -1
+
     def restore(self, partition: int, records: Sequence[Record]) -> None:
         for record in records:
             if record.partition.topic == self._topics.runs:
@@ -124,46 +156,44 @@ class RulesService(Service):
             elif record.partition.topic == self._topics.telemetry:
                 self.engine.references.read(record)
             else:
-                self._saw_snapshot(partition, record)
+                self._saved.saw(partition, record)
 
     def consult(self, records: Sequence[Record]) -> None:
         for record in records:
             self.engine.references.read(record)
 
-    def _saw_snapshot(self, partition: int, record: Record) -> None:
-        runs = self._saved.setdefault(partition, {})
-        run_id, _, rule = record.key.decode(errors="replace").partition("/")
-        if record.value is None:
-            runs.get(run_id, {}).pop(rule, None)
-            return
-        try:
-            snapshot = Snapshot.decode(record.value)
-        except RecordError as error:
-            logger.warning(
-                "snapshot cannot be read",
-                extra={"action": "rules", "run_id": run_id, "rule": rule, "reason": str(error)},
-            )
-            return
-        known = runs.setdefault(run_id, {}).get(rule)
-        if known is None or snapshot.next_offset >= known.next_offset:
-            runs[run_id][rule] = snapshot
-
     def restored(self, partition: int, next_offset: int | None) -> None:
+        """A run takes milliseconds to be taken up, and there may be thousands: those of which a
+        record comes are first, the others follow while there is nothing else to do."""
         if self._adopt:
-            for run_id in list(self._saved.get(partition, {})):
-                self._take_up(partition, run_id, next_offset or 0)
+            self._waiting.extend(
+                (partition, run_id, next_offset or 0) for run_id in self._saved.runs(partition)
+            )
+            self._take_up_waiting()
+
+    def _take_up_waiting(self) -> None:
+        while self._waiting and self._at_once > 0:
+            partition, run_id, next_offset = self._waiting.popleft()
+            if self._saved.has(partition, run_id):
+                self._take_up(partition, run_id, next_offset)
+                self._at_once -= 1
+        if self._waiting:
+            self._nudge()
 
     def release(self, partitions: Collection[int]) -> None:
         self.engine.release(partitions)
         if self._customs is not None:
             self._customs.release(partitions)
         self._accounts.release(partitions)
+        self._fairness.release(frozenset(partitions))
+        gone = frozenset(partitions)
+        self._waiting = deque(one for one in self._waiting if one[0] not in gone)
+        self._saved.release(partitions)
         for number in partitions:
-            self._saved.pop(number, None)
             self._views.pop(number, None)
 
     def _take_up(self, partition: int, run_id: str, next_offset: int) -> None:
-        snapshots = self._saved.get(partition, {}).pop(run_id, None)
+        snapshots = self._saved.pop(partition, run_id)
         if snapshots:
             if self._customs is not None:
                 self._customs.adopt(
@@ -173,9 +203,27 @@ class RulesService(Service):
             if not self._adopt:
                 run.unsaved_begin_now()
 
+    def lost(self, runs: Collection[str]) -> None:
+        """What they were at is remembered as if it had been read; whoever has them now writes what
+        is newer, and where that is not there yet when they come back, ours is the newest."""
+        for number, state, run in self.engine.runs():
+            run_id = run.state.run_id
+            if run_id not in runs:
+                continue
+            saved = run.snapshots(
+                next_offset=state.next_offset, clock_ms=state.clock_ms, software=self._software
+            )
+            if self._customs is not None:
+                saved += self._customs.lost(number, run_id, SAVE_S, self.engine)
+            self._saved.keep(number, run_id, saved)
+            self._accounts.drop(number, run_id)
+            self.engine.drop(number, run_id)
+
     # -- rounds ----------------------------------------------------------------------------
 
     def apply(self, records: Sequence[Record], tick: Tick) -> Sequence[Poison]:
+        self._at_once = AT_ONCE
+        self._times.round()
         poison: list[Poison] = []
         telemetry: list[Record] = []
         for record in records:
@@ -185,11 +233,13 @@ class RulesService(Service):
             elif record.partition.topic == self._topics.telemetry:
                 telemetry.append(record)
             elif not self.engine.has(record.partition.number, record.key.partition(b"/")[0]):
-                self._saw_snapshot(record.partition.number, record)
+                self._saved.saw(record.partition.number, record)
+        began_s = self._times.wall_s()
         for record in telemetry:
             number = record.partition.number
-            if self._saved.get(number):
-                self._take_up(number, record.key.decode(errors="replace"), record.offset)
+            run_id = record.key.decode(errors="replace")
+            if self._saved.has(number, run_id):
+                self._take_up(number, run_id, record.offset)
             if self._customs is not None:
                 self._customs.feed(record)
             try:
@@ -199,6 +249,12 @@ class RulesService(Service):
                 poison.append(Poison(record, error.error))
             except RecordError as error:
                 poison.append(Poison(record, error))
+            ended_s = self._times.wall_s()
+            self._fairness.spent((number, run_id), ended_s - began_s)
+            began_s = ended_s
+        self._take_up_waiting()
+        if self._fairness.round(tick.now_ms, tick.lag_ms):
+            self._be_fair(tick.now_ms)
         for number, caught_up in tick.caught_up.items():
             if number in tick.owned:
                 self._reported += self.engine.tick(
@@ -207,6 +263,27 @@ class RulesService(Service):
         if self._customs is not None:
             self._reported += self._customs.exchange(tick, self.engine)
         return poison
+
+    def _be_fair(self, now_ms: int) -> None:
+        """Leave out what a run sends too much of, or judge it again. At the end of a round: the
+        checkpoint that this brings is made before anything of it is read."""
+        runs = {(number, run.state.run_id): run for number, _, run in self.engine.runs()}
+        alive = sum(not (run.state.ended or run.state.lost) for run in runs.values())
+        shed = {key: run.state.shedding.tiers for key, run in runs.items() if not run.expired}
+        decision = self._fairness.close(now_ms, runs=alive, shed=shed)
+        run = None if decision.run is None else runs.get(decision.run)
+        if run is None:
+            return
+        if decision.action == "shed":
+            run.shed(decision.tier, decision.why)
+        else:
+            run.judge_again(decision.tier)
+        logger.warning(
+            "summaries of tier %d: %s",
+            decision.tier,
+            "left out" if decision.action == "shed" else "judged again",
+            extra={"action": "rules", "run_id": run.state.run_id, "reason": decision.why},
+        )
 
     def next_due_ms(self) -> int | None:
         due = self.engine.next_due_ms()
@@ -218,20 +295,32 @@ class RulesService(Service):
             return True
         return any(run.urgent for _, _, run in self.engine.runs())
 
-    def committable(self, partition: int, next_offset: int) -> int:
+    def committable(self, partition: Partition, next_offset: int) -> int:
         if self._customs is None:
             return next_offset
-        return self._customs.committable(partition, next_offset)
+        return self._customs.committable(partition.number, next_offset)
+
+    @property
+    def has_custom(self) -> bool:
+        """Whether there are custom rules, in a process of their own."""
+        return self._customs is not None
+
+    def close(self) -> None:
+        """End the process of the custom rules, if there is one. Blocks, 2 s at most."""
+        if self._customs is not None:
+            self._customs.host.close()
 
     def settled(self) -> bool:
-        return self._customs is None or self._customs.host.settled()
+        return not self._waiting and (self._customs is None or self._customs.host.settled())
 
     async def ended(self) -> None:
-        if self._customs is not None:
-            await asyncio.to_thread(self._customs.host.close)
+        await asyncio.to_thread(self.close)
 
     def outputs(self) -> Sequence[Outgoing]:
         reported, self._reported = self._reported, []
+        for one in reported:
+            if one.issue.use == RuleFailed.meta.name and one.issue.state == "firing":
+                self._metrics.add(names.QUARANTINES, rule=one.issue.subject.name)
         looks = [
             self._detail_request(one.request, one.issue.at_ms)
             for one in reported
@@ -256,13 +345,23 @@ class RulesService(Service):
                     self._customs.drop(number, run.state.run_id)
             elif run.dirty:
                 saved = run.snapshots(
-                    next_offset=state.next_offset, clock_ms=state.clock_ms, software=self._software
+                    next_offset=state.next_offset,
+                    clock_ms=state.clock_ms,
+                    software=self._software,
+                    changed=True,
                 )
                 written += [self._snapshot(number, snapshot) for snapshot in saved]
                 written.append(self._view(number, run, state.next_offset, state.clock_ms))
                 run.dirty = run.urgent = False
                 self.engine.reschedule(number, run.state.run_id)
         self._accounts.publish()
+        by_rule, by_kind, by_tier = self._times.drain()
+        for rule, seconds in by_rule.items():
+            self._metrics.add(names.RULE_SECONDS, seconds, rule=rule)
+        for kind, rows in by_kind.items():
+            self._metrics.add(names.ROWS, rows, kind=kind)
+        for tier, summaries in by_tier.items():
+            self._metrics.add(names.SHED, summaries, tier=str(tier))
         return [*written, *self._old_views()]
 
     # -- records ---------------------------------------------------------------------------
@@ -275,7 +374,7 @@ class RulesService(Service):
         return Outgoing(partition, issue.run_id.encode(), event.encode(), headers)
 
     def _detail_request(self, request: LookCloser, at_ms: int) -> Outgoing:
-        event: Event[Data] = Event.of(
+        event: Event[Data] = Event.wrap(
             request,
             id=f"{request.issue_id}/look_closer",
             source=f"/runs/{request.run_id}/rules/{request.rule}",
@@ -321,10 +420,10 @@ class RulesService(Service):
         self, number: int, run: RunEngine | Earlier, next_offset: int, clock_ms: int
     ) -> Outgoing:
         view = run_view(run, next_offset=next_offset)
-        self._accounts.take(number, view)
+        self._accounts.apply(number, view)
         if self._customs is not None:
             view = self._customs.on_view(number, view)
-        event: Event[Data] = Event.of(
+        event: Event[Data] = Event.wrap(
             view,
             id=f"{view.incarnation}/view/{next_offset}/{clock_ms}",
             source=f"/runs/{view.run_id}/rules",
@@ -332,6 +431,10 @@ class RulesService(Service):
         )
         partition = Partition(self._topics.runs, number)
         return Outgoing(partition, view.run_id.encode(), event.encode(), meta_of(event).headers())
+
+
+def _nobody() -> None:
+    """Whom nobody has attached."""
 
 
 def build_rules_service(

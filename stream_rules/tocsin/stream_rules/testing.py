@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from tocsin.bus.port import Partition, Record
 from tocsin.runtime.testing import FakeClock as FakeClock
+from tocsin.schemas.records.checkpoints import Checkpoint, CheckpointWritten
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.frames import (
     COUNT_COLUMNS,
@@ -32,8 +33,6 @@ from tocsin.schemas.records.frames import (
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.program_facts import LossInputsSeen
 from tocsin.schemas.records.runs import (
-    Checkpoint,
-    CheckpointWritten,
     Heartbeat,
     Outcome,
     PhaseMark,
@@ -185,7 +184,7 @@ class RunBuilder:
         infs: Mapping[str, int] | None = None,
         columns: Mapping[str, Numbers] | None = None,
     ) -> None:
-        """Append summaries; `nans` and `infs` by row, statistics 1 unless `columns` says.
+        """Append summaries; `nans` and `infs` by row, statistics 1 unless in `columns`.
 
         `columns` may have others than the usual ones: `update_l2`, `dead`.
         """
@@ -241,7 +240,7 @@ class RunBuilder:
         seq = self._sequences.get(boot, -1) + 1
         source = f"/runs/{self.run_id}/ranks/{rank}"
         self.add(
-            Event.of(data, id=f"{boot}/{seq}", source=source, time_ms=self.now_ms),
+            Event.wrap(data, id=f"{boot}/{seq}", source=source, time_ms=self.now_ms),
             rank=rank,
             boot=boot,
         )

@@ -69,7 +69,7 @@ class _UnderWay:
 class Output:
     """What there is to be published: the issues before the states that have them behind them.
 
-    `changed`: the runs, with their partitions, of which a reader is to be told.
+    `changed`: the runs, with their partitions, that a reader has to hear of.
     """
 
     told: Sequence[Reported]
@@ -97,7 +97,7 @@ class Backlog:
         self._saving = False
         self._ready_s = 0.0
         self._without_large: set[bytes] = set()
-        # Partitions that the child was not heard to have dropped: what it says of them is old.
+        # Partitions that the child was not heard to have dropped: what it sends of them is old.
         self._forgotten: Counter[int] = Counter()
         self._clear_findings()
 
@@ -146,7 +146,7 @@ class Backlog:
         """Drop all of these partitions, what is queued of them too."""
         gone = frozenset(partitions)
         self.runs = {key: run for key, run in self.runs.items() if key[0] not in gone}
-        # What is read again is found again, and must be told again.
+        # What is read again is found again, and must be reported again.
         self._remembered.clear()
         self._reported.clear()
         self._snapshots = [one for one in self._snapshots if one[0] not in gone]
@@ -234,7 +234,7 @@ class Backlog:
             self.runs[key] = RunSaved(next_offset, run.snapshots, by_child=run)
             self._snapshots += [(run.partition, snapshot) for snapshot in run.snapshots]
             for rule in run.failed:
-                # It stands in the state from now on.
+                # It is in the state from now on.
                 self.disabled.pop((rule, run.run_id), None)
         covers = {n: o for n, o in saved.covers.items() if not self._forgotten[n]}
         left = deque(
@@ -345,7 +345,7 @@ class Backlog:
     def drop_large_values(self, run_id: str) -> None:
         """Pass over what is large of a run: there is no room for it, and no rule for it any more.
 
-        What is small stays, so that the rules of the run can still say so.
+        What is small stays, so that the rules of the run can still report that.
         """
         key = run_id.encode()
         self._without_large.add(key)

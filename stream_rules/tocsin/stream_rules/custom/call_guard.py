@@ -197,7 +197,7 @@ class Guarded(Rule[Params, None]):
         return self._guard.call(self._names, rule.next_due_ms)
 
     def grace_ms(self) -> int:
-        # The engine asks for it outside its isolation: an error is told at the next call.
+        # The engine asks for it outside its isolation: an error is raised at the next call.
         try:
             rule = self._made()
             return self._guard.call(self._names, rule.grace_ms)
@@ -213,6 +213,15 @@ class Guarded(Rule[Params, None]):
         try:
             rule = self._made()
             self._guard.call(self._names, lambda: rule.restore(payload))
+        except MalformedRecord:
+            raise
+        except Exception as error:
+            self._failed = error
+
+    def migrate(self, payload: bytes, version: int) -> None:
+        try:
+            rule = self._made()
+            self._guard.call(self._names, lambda: rule.migrate(payload, version))
         except MalformedRecord:
             raise
         except Exception as error:

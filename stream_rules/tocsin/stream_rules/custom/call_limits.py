@@ -9,7 +9,7 @@ MEBIBYTE = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of one child process. Seconds are of the wall clock unless the name says CPU.
+    """Bounds of one child process. Seconds are of the wall clock unless the name has CPU in it.
 
     Attributes:
         load_s: to load all files and packages that the configuration names.

@@ -1,4 +1,4 @@
-"""The process of the custom rules: loads them, runs them over what it is given, and says what they
+"""The process of the custom rules: loads them, runs them over what it is given, and sends what they
 found. `python -m tocsin.stream_rules.custom.child SOCKET PAGE PARENT`, started by `child_process`.
 
 It ends when the worker does: with the socket's end, and by the kernel where that can be asked for.

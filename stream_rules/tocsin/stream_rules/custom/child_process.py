@@ -113,14 +113,14 @@ class ChildProcess:
         return self.process.poll() is not None
 
     def cpu_s(self) -> float:
-        """CPU time so far; 0 if it cannot be told."""
+        """CPU time so far; 0 if it cannot be known."""
         with contextlib.suppress(psutil.Error):
             times = psutil.Process(self.process.pid).cpu_times()
             return float(times.user + times.system)
         return 0.0
 
     def memory_bytes(self) -> int:
-        """Resident memory; 0 if it cannot be told."""
+        """Resident memory; 0 if it cannot be known."""
         with contextlib.suppress(psutil.Error):
             return int(psutil.Process(self.process.pid).memory_info().rss)
         return 0

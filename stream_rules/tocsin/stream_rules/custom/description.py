@@ -25,7 +25,7 @@ class _Nothing:
 
 
 def description(meta: RuleMeta) -> dict[str, JsonValue]:
-    """What a rule says of itself, as plain data."""
+    """The metadata of a rule, as plain data."""
     fields: dict[str, JsonValue] = {
         field.name: _plain(getattr(meta, field.name))
         for field in dataclasses.fields(meta)

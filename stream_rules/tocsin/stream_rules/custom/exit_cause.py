@@ -17,8 +17,9 @@ class ProcessExit:
     """How a child came to its end.
 
     Attributes:
-        kind: `wall`, `cpu`: one call took too long; `memory`: it said so itself; `behind`: too much
-            waited for it; `load`: loading took too long; `exit`: it ended, nobody knows why.
+        kind: `wall`, `cpu`: one call took too long; `memory`: it reported that itself; `behind`:
+            too much waited for it; `load`: loading took too long; `exit`: it ended, nobody knows
+            why.
         mark: the call that was under way, if one was.
         culprit: run and rule that have used most of what there was too little of, where that is
             known. Without a rule: all of the run.

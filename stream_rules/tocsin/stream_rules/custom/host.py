@@ -1,8 +1,8 @@
 """The worker's side of the custom rules: a thread that keeps their process going, and ends it where
 a call of a rule takes longer than it may.
 
-Nothing here waits for the child, except `start`, and `save` for as long as it is told. What the
-rules find comes with `drain`, after a nudge.
+Nothing here waits for the child, except `start`, and `save` for as long as its caller allows. What
+the rules find comes with `drain`, after a nudge.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class CustomHost:
         limits: Limits | None = None,
     ) -> None:
         self.broken = False
-        """Whether the thread has ended by a mistake of ours: nothing comes any more."""
+        """Whether the thread has ended by an error of ours: nothing comes any more."""
         self._entries = tuple(entry.model_copy(update={"actions": None}) for entry in entries)
         self._folder = folder
         self._failing = None if failing is None else (failing.name, failing.severity)
@@ -204,7 +204,7 @@ class CustomHost:
                     return
                 self._rest()
         except Exception:
-            # A bug here must not look as if the rules had nothing to say.
+            # A bug here must not look as if the rules had found nothing.
             logger.exception("the custom rules have ended (a bug)", extra={"action": "rules"})
             with self._answered:
                 self.broken = True

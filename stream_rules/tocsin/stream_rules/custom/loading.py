@@ -1,4 +1,4 @@
-"""Custom rules from where the configuration says: a file of the user's, or an installed package.
+"""Custom rules from the place in the configuration: a file of the user's, or an installed package.
 
 `use: rules/my_rule.py:MyRule` is the class `MyRule` of a file; its path starts at the folder of the
 configuration. `use: my_rule` is what a package offers under that name in the entry point group
@@ -122,7 +122,7 @@ class WrongSetting(ConfigurationError):
 
 def names_taken() -> tuple[str, ...]:
     """The names that rules of tocsin's own have, or had."""
-    # Not at the top: the process of the custom rules is told them, and starts without the rules.
+    # Not at the top: the process of the custom rules gets them, and starts without the rules.
     from tocsin.stream_rules.catalogue import built_in
 
     return (*(own := built_in()).names(), *own.aliases())

@@ -1,4 +1,4 @@
-"""What a worker and its child process for custom rules say to each other, over a socket pair.
+"""The messages between a worker and its child process for custom rules, over a socket pair.
 
 A message is `u32 length | u8 kind | JSON`, little endian; bytes are in base64. The child answers in
 order, and counts what it has done.
@@ -16,7 +16,7 @@ from tocsin.bus.port import Record
 from tocsin.schemas.configuration.problems import Problem
 from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.records.issues import IssueFiring, IssueOngoing, IssueResolved, Severity
-from tocsin.schemas.records.runs import RuleStatus
+from tocsin.schemas.records.run_view import RuleStatus
 from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.stream_rules.engine.episodes import Reported
 
@@ -64,7 +64,7 @@ class Hello(Message):
         taken: names that are rules of tocsin's own.
         described: instance → what is known of its rule from an earlier child (see `description`).
         failing: name and severity of the instance of `rule_failed`; None: it is off.
-        unloaded: why nothing is to be loaded; the rules then only say so.
+        unloaded: why nothing is to be loaded; the rules then only report that.
     """
 
     entries: tuple[RuleEntry, ...]
@@ -146,7 +146,7 @@ class SavedRun(Message):
     snapshots: tuple[Snapshot, ...]
 
     def seen_by_readers(self) -> tuple[object, ...]:
-        """What stands in the view of the run."""
+        """What is in the view of the run."""
         return self.incarnation, self.statuses, self.found, self.over
 
 

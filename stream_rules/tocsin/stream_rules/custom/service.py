@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from tocsin.bus.port import Record
 from tocsin.runtime.service import Tick
 from tocsin.schemas.records.frames import StepFrame, SystemFrame, TensorFrame
-from tocsin.schemas.records.runs import RuleStatus, RunView
+from tocsin.schemas.records.run_view import RuleStatus, RunView
 from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.schemas.records.wire import TYPE
 from tocsin.stream_rules.custom.host import CustomHost
@@ -45,6 +45,15 @@ class CustomRules:
         self._covers: dict[int, int] = {}
         # Partition -> the first record that no state on the bus covers, and the last that there is.
         self._open: dict[int, tuple[int, int]] = {}
+        # Where others may take a run over: its newest states, by rule.
+        self._keep = False
+        self._newest: dict[tuple[int, str], dict[str, Snapshot]] = {}
+        self._told: list[Reported] = []
+
+    def attached(self, nudge: Callable[[], None], *, keep: bool) -> None:
+        """`keep`: runs may be lost to others, so what is saved of them is remembered."""
+        self._keep = keep
+        self.host.attached(nudge)
 
     def adopt(
         self,
@@ -58,6 +67,7 @@ class CustomRules:
         """Go on with a run; of its snapshots those that are for here."""
         mine = [snapshot for rule, snapshot in snapshots.items() if rule in self._names]
         if mine:
+            self._remember((partition, one) for one in mine)
             self._flush()
             with self.host.orders() as backlog:
                 backlog.adopt(partition, run_id, mine, next_offset=next_offset, begin_now=begin_now)
@@ -70,9 +80,9 @@ class CustomRules:
         self._fed.append(self._without_value(record))
 
     def _without_value(self, record: Record) -> Record:
-        """Without its value if no custom rule reads such records: it says but how late it is."""
+        """Without its value if no custom rule reads such records: it shows but how late it is."""
         kind = _KINDS.get(record.header(TYPE) or b"")
-        # Steps say how far a run is, and events what becomes of it: all rules may ask for that.
+        # Steps show how far a run is, and events what becomes of it: all rules may ask for that.
         if kind in ("tensors", "system") and kind not in self._reads:
             return replace(record, value=None)
         return record
@@ -86,6 +96,7 @@ class CustomRules:
         gone = frozenset(partitions)
         self._fed = [record for record in self._fed if record.partition.number not in gone]
         self._snapshots = [one for one in self._snapshots if one[0] not in gone]
+        self._newest = {key: rows for key, rows in self._newest.items() if key[0] not in gone}
         for number in gone:
             self._covers.pop(number, None)
             self._open.pop(number, None)
@@ -93,9 +104,27 @@ class CustomRules:
             backlog.release(gone)
 
     def drop(self, partition: int, run_id: str) -> None:
-        """The run was over long ago."""
+        """The run was over long ago, or is another's."""
+        self._newest.pop((partition, run_id), None)
         with self.host.orders() as backlog:
             backlog.drop(partition, run_id)
+
+    def lost(
+        self, partition: int, run_id: str, timeout_s: float, engine: PartitionEngine
+    ) -> list[Snapshot]:
+        """Somebody else has the run now. Drop it; its newest states, which are not written."""
+        self._told += self.save(timeout_s, engine)
+        newest = self._newest.get((partition, run_id), {})
+        self._snapshots = [
+            one for one in self._snapshots if (one[0], one[1].run_id) != (partition, run_id)
+        ]
+        self.drop(partition, run_id)
+        return list(newest.values())
+
+    def _remember(self, snapshots: Iterable[tuple[int, Snapshot]]) -> None:
+        for number, snapshot in snapshots if self._keep else ():
+            of_run = self._newest.setdefault((number, snapshot.run_id), {})
+            of_run[snapshot.rule] = snapshot
 
     def exchange(self, tick: Tick | None, engine: PartitionEngine) -> list[Reported]:
         """Hand over what came, let time pass, and take what was found."""
@@ -107,6 +136,7 @@ class CustomRules:
                         backlog.advance(number, caught_up.as_of_ms, caught_up.since_ms)
         taken = self.host.drain()
         self._snapshots += taken.snapshots
+        self._remember(taken.snapshots)
         self._covers |= taken.covers
         self._urgent |= taken.urgent
         if taken.covers and self._late_s is None:
@@ -116,7 +146,8 @@ class CustomRules:
             if run is not None:
                 run.dirty = True
                 self._urgent = True
-        return [_with_look(told, engine) for told in taken.told]
+        earlier, self._told = self._told, []
+        return [*earlier, *(_with_look(told, engine) for told in taken.told)]
 
     def save(self, timeout_s: float, engine: PartitionEngine) -> list[Reported]:
         """Have all saved that was handed over; what was found on the way."""

@@ -2,7 +2,7 @@
 
 Read from the front of training to its end: the data, then activations, then the loss, then
 gradients, then weights; a learning rate or an initialisation before all of them; a machine that is
-short of something before the times that get longer. A row says that the one on its left is a
+short of something before the times that get longer. A row means that the one on its left is a
 cause of those on its right, not that these have no others. `tocsin.stream_rules.engine.causes`
 decides from it, and from where and when the issues began, which issue is the consequence of which.
 

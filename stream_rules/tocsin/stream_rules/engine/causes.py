@@ -5,8 +5,8 @@ through for one that explains it; of several the one that began first, and of th
 the same step the one that stands first in `CAUSAL_ORDER`, which reads from the data over
 activations and loss to gradients and weights. An issue A explains B if
 
-- the table says that A's condition brings B's about;
-- A is no advice, or B is one, too: people are told of B, and what A says is true of many a healthy
+- by the table, A's condition brings B's about;
+- A is no advice, or B is one, too: people hear of B, and what A reports is true of many a healthy
   training;
 - A did not begin after B: by step where both have one, else by append time. Where A is read off
   summaries that are made every so many steps, it may have begun up to `SAMPLED_STEPS` before the
@@ -16,10 +16,10 @@ activations and loss to gradients and weights. An issue A explains B if
 - on another rank than A, B began later than A, or A is of no rank: what one rank did reaches the
   others through the reduce only.
 
-A consequence points at the root of its story, so that people are told the first cause. A cause may
-be found after its consequence, because it took longer to be sure of: the consequence is then told
-again, with its cause. All this is a function of the issues alone, in their order: replayed records
-give the same marks.
+A consequence points at the root of its story, so that people get the first cause. A cause may
+be found after its consequence, because it took longer to be sure of: the consequence is then
+reported again, with its cause. All this is a function of the issues alone, in their order: replayed
+records give the same marks.
 """
 
 from __future__ import annotations
@@ -78,10 +78,12 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """An issue is the consequence of another: `cause` its id, `why` a sentence for people."""
+    """An issue is the consequence of another: `cause` its id, `rule` its rule ("": it is not known
+    any more), `why` a sentence for people."""
 
     issue: str
     cause: str
+    rule: str
     why: str
 
 
@@ -102,7 +104,7 @@ class Causes:
             self.known.remove(seen)
             seen = None
         if seen is not None:
-            return [] if seen.root == seen.id else [Attribution(seen.id, seen.root, seen.why)]
+            return [] if seen.root == seen.id else [self._attribution(seen)]
         new = Known(
             id=issue.issue_id,
             rule=issue.use,
@@ -152,14 +154,18 @@ class Causes:
             for other in self.known:
                 if other.root == effect.id:
                     other.root = effect.root
-                    yield Attribution(other.id, other.root, other.why)
+                    yield self._attribution(other)
 
     def _attribute(self, effect: Known, cause: Known, link: Link) -> Attribution:
         effect.root, effect.why = cause.root, _why(effect, cause, link)
         if cause.root != cause.id:
             effect.why += f"; of that, {cause.why}" if cause.why else ""
         effect.why = clip(effect.why, MAX_WHY)
-        return Attribution(effect.id, effect.root, effect.why)
+        return self._attribution(effect)
+
+    def _attribution(self, effect: Known) -> Attribution:
+        root = self._find(effect.root)
+        return Attribution(effect.id, effect.root, "" if root is None else root.rule, effect.why)
 
     def _find(self, issue_id: str) -> Known | None:
         return next((known for known in self.known if known.id == issue_id), None)
@@ -168,6 +174,12 @@ class Causes:
         while len(self.known) > KNOWN:
             over = (i for i, known in enumerate(self.known) if known.over_ms is not None)
             del self.known[next(over, 0)]
+
+
+def cause_first(remedy: str, cause: str, rule: str) -> str:
+    """What to try about an issue that follows from another: that one comes first."""
+    named = f"{rule} ({cause[:SHORT_ID]})" if rule else f"issue {cause[:SHORT_ID]}"
+    return clip(f"Fix {named} first: this issue follows from it. {remedy}".strip())
 
 
 def _explains(cause: Known, effect: Known) -> Iterator[Link]:

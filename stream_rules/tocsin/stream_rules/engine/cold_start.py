@@ -15,7 +15,7 @@ from tocsin.stream_rules.rules.about_rules.cold_start import ColdStart
 
 @dataclass(slots=True)
 class ColdInstances:
-    """Which have just begun so, and why; to be told with the next record."""
+    """Which have just begun so, and why; to be reported with the next record."""
 
     why: dict[str, str] = field(default_factory=dict)
     history: int = 0
@@ -32,7 +32,7 @@ class ColdInstances:
     def report(
         self, instances: Sequence[Instance], at: Moment, *, fails_as: RuleSpec | None
     ) -> list[Reported]:
-        """The issue that says so, once; none if `cold_start` is switched off, or the run over."""
+        """The issue about it, once; none if `cold_start` is switched off, or the run over."""
         why, lost, history = self.why, self.lost, self.history
         self.why, self.lost, self.history = {}, False, 0
         if not why or at.run.ended:

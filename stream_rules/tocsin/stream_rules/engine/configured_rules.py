@@ -82,8 +82,8 @@ def specs_at_runtime(
     """What a running worker makes of a new configuration: its instances, and which rules stay.
 
     Custom rules are loaded when a worker starts, and records of other runs are read from then on:
-    such instances stay as they are, whatever the new configuration says. The names are of those for
-    which it says something else.
+    such instances stay as they are, whatever the new configuration has. The names are of those for
+    which it differs.
 
     Raises:
         ConfigurationError: as `rule_specs` does.
@@ -110,7 +110,7 @@ def specs_at_runtime(
 
 
 def _meaning(entries: Mapping[str, RuleEntry], name: str) -> object:
-    """What an entry says of its rule: its actions are not the rules' business."""
+    """The part of an entry about its rule: its actions are not the rules' business."""
     entry = entries.get(name)
     return entry and entry.model_dump(exclude={"actions"})
 
@@ -120,7 +120,7 @@ def _others(spec: RuleSpec) -> Collection[str]:
 
 
 def with_own_names(config: Config, catalogue: Catalogue | None = None) -> Config:
-    """The configuration with each alias replaced by the rule's own name, as issues will say it."""
+    """The configuration with each alias replaced by the rule's own name, as in issues."""
     known = catalogue or built_in()
     custom = _CustomRules(known)
 
@@ -237,7 +237,7 @@ class _CustomRules:
 
 
 def _parameters(rule: type[AnyRule], entry: RuleEntry) -> dict[str, object]:
-    """What the entry says, over what its preset does."""
+    """The parameters of the entry, over those of its preset."""
     preset = rule.meta.presets[entry.preset] if entry.preset is not None else {}
     return {**preset, **entry.params}
 

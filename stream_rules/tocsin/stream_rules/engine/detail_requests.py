@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from tocsin.schemas.records.issues import IssueFiring, SubjectKind
-from tocsin.schemas.records.stops import LookCloser
+from tocsin.schemas.records.stops.commands import LookCloser
 
 LOOK_STEPS: Final = 50
 """For how many steps more is asked for."""
@@ -34,7 +34,7 @@ def detail_request(issue: IssueFiring, before_ms: int | None) -> LookCloser | No
     """The request that this issue brings; None: it brings none.
 
     Only one that has just begun to fire, of severity warning or critical, and about the training's
-    own numbers: more of them says nothing of a full disk, and makes lost telemetry only worse.
+    own numbers: more of them are no help with a full disk, and makes lost telemetry only worse.
 
     Args:
         before_ms: when the run was asked last (record time, Unix milliseconds).

@@ -3,7 +3,7 @@
 A condition that comes and goes is one issue, not a new one each time: what comes again soon keeps
 its id, counts its times, and is resolved only after a longer pause than those that it came back
 from. People are notified of it at most once in the rule's `repeat`, and of one rule and run only so
-often at all; what is `muted` is on the bus all the same, and a stop does not depend on it. A
+often at all; what is `muted` is on the bus anyway, and a stop does not depend on it. A
 return that is critical is always news, also while its issue waits to be resolved.
 """
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tocsin.schemas.ids import issue_id
+from tocsin.schemas.records.checkpoints import Checkpoint
 from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.issues import (
     SEVERITIES,
@@ -25,9 +26,8 @@ from tocsin.schemas.records.issues import (
     Severity,
     Subject,
 )
-from tocsin.schemas.records.runs import Checkpoint
-from tocsin.schemas.records.stops import LookCloser
-from tocsin.stream_rules.engine.causes import SAMPLED, Attribution, Known
+from tocsin.schemas.records.stops.commands import LookCloser
+from tocsin.stream_rules.engine.causes import SAMPLED, Attribution, Known, cause_first
 from tocsin.stream_rules.engine.recurrence import AGAIN_MS, MAX_HOLD_STEPS, Past
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcome
 from tocsin.stream_rules.reading.restarts import MAX_FAULTS, Fault, fault_of
@@ -59,7 +59,7 @@ class Reported:
 
     @property
     def event_id(self) -> str:
-        """The id of its event: the same whenever the same state is told again."""
+        """The id of its event: the same whenever the same state is reported again."""
         nth = self.number if self.because is None else f"because/{self.because}"
         return f"{self.issue.issue_id}/{self.issue.state}/{nth}"
 
@@ -87,6 +87,7 @@ class Episode:
     """The condition that was found last; `opened_as` is the first."""
     opened_as: str = ""
     cause: str | None = None
+    cause_rule: str = ""
     why: str = ""
     held: bool = False
     told: int = 0
@@ -106,8 +107,15 @@ class Episode:
     checkpoint: Checkpoint | None = None
 
     @property
+    def advice(self) -> str:
+        """What to try: first of all about what it follows from."""
+        if self.cause is None:
+            return self.remedy
+        return cause_first(self.remedy, self.cause, self.cause_rule)
+
+    @property
     def gravest(self) -> Severity:
-        """The gravest severity that the issue has had."""
+        """The highest severity that the issue has had."""
         return max(self.severity, self.peak or self.severity, key=SEVERITIES.index)
 
     def comes_from(self, past: Past, pause: int) -> None:
@@ -133,7 +141,7 @@ class Episode:
         )
 
     def rises(self, finding: Finding, meta: RuleMeta, *, fixed: bool) -> bool:
-        """Whether a finding is graver than all before it, or the first that is worth a stop; the
+        """Whether a finding is worse than all before it, or the first that is worth a stop; the
         episode is so from then on. With a `fixed` severity, the configuration's, it stays.
         """
         severity = finding.severity or meta.severity
@@ -240,7 +248,7 @@ class Episodes:
     ) -> Reported | None:
         """The condition is back before its issue was resolved: one more time of the same issue.
 
-        It is told if it is critical and people may be notified of it, if it changes what a stop
+        It is reported if it is critical and people may be notified, if it changes what a stop
         depends on, or once in the rule's `repeat`.
         """
         past = _past(before, at)
@@ -249,7 +257,8 @@ class Episodes:
         episode.comes_from(past, _clock(before, at) - past.over if same_clock else 0)
         episode.began_before = past.began if same_clock else None
         episode.told_ms, episode.muted = before.told_ms, before.muted
-        episode.cause, episode.why, episode.held = before.cause, before.why, held
+        episode.cause, episode.cause_rule = before.cause, before.cause_rule
+        episode.why, episode.held = before.why, held
         self.open[finding.about] = episode
         due = (
             at.now_ms - before.told_ms >= meta.repeat_ms
@@ -277,7 +286,7 @@ class Episodes:
         return True
 
     def is_graver(self, finding: Finding, meta: RuleMeta) -> bool:
-        """Whether a finding is graver than the open episode of its `about`, or opens one."""
+        """Whether a finding is more severe than the open episode of its `about`, or opens one."""
         episode = self.open.get(finding.about)
         if episode is None:
             return True
@@ -290,7 +299,8 @@ class Episodes:
         """The open episode of that issue, with its cause from now on; None: there is none."""
         for episode in self.open.values():
             if episode.id == found.issue:
-                episode.cause, episode.why = found.cause, found.why
+                episode.cause, episode.cause_rule = found.cause, found.rule
+                episode.why = found.why
                 return episode
         return None
 
@@ -346,7 +356,7 @@ class Episodes:
         self, about: str, episode: Episode, at: Moment, name: str, meta: RuleMeta
     ) -> Reported:
         del self.open[about]
-        # What was found last is no longer so: its end is told with what it began as.
+        # What was found last is no longer so: its end is reported with its first severity.
         if episode.ending or episode.opening:
             episode.reason = episode.ending or episode.opening
         if not episode.ending:
@@ -459,7 +469,7 @@ def _issue(
         last_notice=episode.last_notice,
         peak_severity=None if episode.gravest == episode.severity else episode.gravest,
         origin=episode.origin,
-        remedy=episode.remedy,
+        remedy=episode.advice,
         first_step=episode.first_step,
         first_rank=episode.first_rank,
         step=run.last_step,

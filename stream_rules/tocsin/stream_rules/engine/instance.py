@@ -13,10 +13,13 @@ from tocsin.schemas.ids import issue_id
 from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.frames import TensorFrame
 from tocsin.schemas.records.issues import Evidence, Fact, IssueFiring, Subject
-from tocsin.schemas.records.runs import RuleStatus
+from tocsin.schemas.records.run_view import RuleStatus
+from tocsin.schemas.topics import MAX_RECORD_BYTES
 from tocsin.stream_rules.engine.causes import Attribution, Known
 from tocsin.stream_rules.engine.episodes import Episodes, Reported
+from tocsin.stream_rules.engine.packing import pack, unpack
 from tocsin.stream_rules.engine.rule_spec import RuleSpec
+from tocsin.stream_rules.engine.rule_times import RuleTimes
 from tocsin.stream_rules.outcomes import Finding, Holds, Moment, Outcome
 from tocsin.stream_rules.reading.restarts import Fault
 from tocsin.stream_rules.reading.state_codec import dump_state, load_state
@@ -27,6 +30,9 @@ from tocsin.stream_rules.rules.about_rules.rule_failed import RuleFailed
 logger = logging.getLogger(__name__)
 
 _LENGTH: Final = struct.Struct("<I")
+
+MAX_STATE_BYTES: Final = MAX_RECORD_BYTES - 64 * 1024
+"""Of a rule's state for one run: more than that is no record of the bus, and could not be saved."""
 
 
 @dataclass(slots=True)
@@ -48,16 +54,23 @@ class _Shell:
     found_by: dict[str, list[int]] = field(default_factory=dict)
 
 
+class StateTooLarge(Exception):
+    """A rule remembers more of a run than can be saved."""
+
+
 class Instance:
     """A rule of one run and incarnation.
 
-    `covers` is the offset below which records are in its state already, after a restore.
+    `covers` is the offset below which records are in its state already, after a restore; `touched`
+    whether the state may have changed since it was saved or restored.
     """
 
-    def __init__(self, spec: RuleSpec) -> None:
+    def __init__(self, spec: RuleSpec, times: RuleTimes | None = None) -> None:
         self.spec: Final = spec
+        self._times: Final = times
         self.rule: AnyRule = spec.build()
         self.covers = 0
+        self.touched = True
         self._shell = _Shell()
         self._copies: dict[int, AnyRule] = {}
         self._read: Collection[int] | None = None
@@ -77,9 +90,21 @@ class Instance:
         """Whether it raised, and is quarantined for this run."""
         return self._shell.failed is not None
 
+    def release(self) -> bool:
+        """Try the rule again that failed, with nothing of its state; whether it had failed."""
+        if not self.failed:
+            return False
+        self.touched = True
+        self.rule, self._copies, self._read = self.spec.build(), {}, None
+        shell = self._shell
+        shell.failed, shell.untold, shell.part = None, False, None
+        shell.copies, shell.found_by = {}, {}
+        return True
+
     def start_cold(self) -> bool:
         """Start in the middle of a run. Whether the rule depends on earlier records."""
         self._shell.cold = self.spec.rule.meta.history_steps > 0
+        self.touched = True
         return self._shell.cold
 
     def _is_cold(self, at: Moment) -> bool:
@@ -98,8 +123,9 @@ class Instance:
         return self._shell.untold
 
     def report_failure(self, at: Moment, *, fails_as: RuleSpec | None) -> list[Reported]:
-        """The issue of a failure that nobody was told of, once."""
+        """The issue of a failure that was not reported yet, once."""
         why, self._shell.untold = self._shell.failed, False
+        self.touched = True
         if why is None or fails_as is None:
             return []
         return [_failure(self.spec, fails_as, why, at)]
@@ -121,7 +147,7 @@ class Instance:
             return None
 
     def status(self, *, ended: bool, stopped: bool) -> RuleStatus:
-        """What a reader is told of it."""
+        """What a reader sees of it."""
         if self.failed:
             return "error"
         if self._shell.episodes.found:
@@ -151,18 +177,23 @@ class Instance:
     ) -> list[Reported]:
         """Let the rule take something in. It may raise: then it is quarantined for this run.
 
-        `fails_as` is the instance of `rule_failed` that says so; None: it is switched off. `part`
+        `fails_as` is the instance of `rule_failed` that reports it; None: it is off. `part`
         is the rank whose summaries it takes in, if it is some; `scalars_of` that whose scalars it
         takes in, where they concern no other part.
         """
         if self.failed:
             return []
+        self.touched = True
         self._shell.input_seen |= input_seen
+        times = self._times
         try:
+            began_s = 0.0 if times is None else times.begin()
             if self.spec.rule.by_part:
                 outcomes = self._by_part(method, at, part, scalars_of)
             else:
                 outcomes = list(method(self.rule))
+            if times is not None:
+                times.end(self.spec.name, began_s)
         except Exception as error:
             why = self._quarantine(error)
             return [_failure(self.spec, fails_as, why, at)] if fails_as is not None else []
@@ -231,7 +262,7 @@ class Instance:
         self, rank: int, outcomes: Iterable[Outcome], read: Collection[int]
     ) -> list[Outcome]:
         """The outcomes of one reader as those of the rule: an episode is open for as long as any of
-        them finds its condition, and is told as the one does that found it first."""
+        them finds its condition, and is reported as the one does that found it first."""
         found_by = self._shell.found_by
         kept: list[Outcome] = []
         for outcome in outcomes:
@@ -261,9 +292,14 @@ class Instance:
         episode = self._shell.episodes.attribute(found)
         if episode is None:
             return None
+        self.touched = True
         if reported.issue.issue_id == found.issue:
             evidence = reported.issue.evidence.model_copy(update={"cause": clip(found.why)})
-            update = {"consequence_of": found.cause, "evidence": evidence}
+            update = {
+                "consequence_of": found.cause,
+                "evidence": evidence,
+                "remedy": episode.advice,
+            }
             return replace(reported, issue=reported.issue.model_copy(update=update))
         meta = self.spec.rule.meta
         return self._shell.episodes.repeat(episode, at, name=self.spec.name, meta=meta)
@@ -276,6 +312,7 @@ class Instance:
     def remember(self, faults: Iterable[Fault]) -> None:
         """Begin with the faults of earlier incarnations."""
         self._shell.episodes.faults = list(faults)
+        self.touched = True
 
     def open_issues(self) -> list[Known]:
         """The instance's open issues that may have a cause."""
@@ -284,6 +321,15 @@ class Instance:
 
     def snapshot(self) -> bytes:
         """The instance's state as the payload of a snapshot record."""
+        packed = pack(self._state())
+        if len(packed) <= MAX_STATE_BYTES or self.failed:
+            return packed
+        size, limit = f"{len(packed):,} bytes", f"{MAX_STATE_BYTES:,}"
+        self._quarantine(StateTooLarge(f"its state has {size}, more than {limit} cannot be saved"))
+        self._shell.untold, self._shell.copies = True, {}
+        return pack(self._state())
+
+    def _state(self) -> bytes:
         own = b""
         if not self.failed:
             try:
@@ -292,12 +338,22 @@ class Instance:
                 own = b"".join([*copies.values(), self.rule.snapshot()])
             except Exception as error:
                 self._quarantine(error)
-                self._shell.untold = True
+                self._shell.untold, self._shell.copies = True, {}
         shell = dump_state(self._shell)
         return _LENGTH.pack(len(shell)) + shell + own
 
-    def restore(self, payload: bytes, *, covers: int) -> None:
-        """Take a snapshot back. Raises MalformedRecord, and is then as it was."""
+    def restore(self, payload: bytes, *, covers: int, version: int | None = None) -> None:
+        """Take a snapshot back, of another `version` of the rule if it can read that. Raises
+        MalformedRecord, and is then as it was."""
+        migrates = version is not None and version != self.version
+
+        def read(rule: AnyRule, payload: bytes) -> None:
+            if migrates and version is not None:
+                rule.migrate(payload, version)
+            else:
+                rule.restore(payload)
+
+        payload = unpack(payload)
         if len(payload) < _LENGTH.size:
             raise MalformedRecord("snapshot of a rule is shorter than its length field")
         (length,) = _LENGTH.unpack_from(payload)
@@ -307,11 +363,11 @@ class Instance:
         if shell.failed is None:
             for rank, size in shell.copies.items():
                 copies[rank] = self.spec.build()
-                copies[rank].restore(payload[start : start + size])
+                read(copies[rank], payload[start : start + size])
                 start += size
-            self.rule.restore(payload[start:])
+            read(self.rule, payload[start:])
         self._shell, self._copies, self._read = shell, copies, None
-        self.covers = covers
+        self.covers, self.touched = covers, migrates
 
     def _quarantine(self, error: Exception) -> str:
         logger.exception(
@@ -319,7 +375,7 @@ class Instance:
             extra={"action": "rules", "rule": self.spec.name},
         )
         why = clip(f"{type(error).__name__}: {error}", 500)
-        self._shell.failed = why
+        self._shell.failed, self.touched = why, True
         return why
 
 

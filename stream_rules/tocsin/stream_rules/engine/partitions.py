@@ -21,6 +21,7 @@ from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.stream_rules.engine.episodes import Reported
 from tocsin.stream_rules.engine.rule_spec import RuleSpec
+from tocsin.stream_rules.engine.rule_times import RuleTimes
 from tocsin.stream_rules.engine.run import RunEngine
 from tocsin.stream_rules.engine.run_state import Value
 from tocsin.stream_rules.reading.other_runs import References
@@ -39,9 +40,9 @@ _GAP_MS: Final = 30_000
 class PartitionState:
     """One partition: its clock, the offset after the last record, its runs, their timers.
 
-    `timers` may hold entries that are no longer true; `due` says which are. `back_ms`: the time of
-    the first record after the bus was away from us. `was_away`: the records so far may all have
-    been appended before it was.
+    `timers` may hold entries that are no longer true; `due` holds those that are. `back_ms`: the
+    time of the first record after the bus was away from us. `was_away`: the records so far may all
+    have been appended before it was.
     """
 
     clock_ms: int = 0
@@ -56,8 +57,9 @@ class PartitionState:
 class PartitionEngine:
     """All runs of the partitions that it was given."""
 
-    def __init__(self, specs: Sequence[RuleSpec]) -> None:
+    def __init__(self, specs: Sequence[RuleSpec], times: RuleTimes | None = None) -> None:
         self._specs = tuple(specs)
+        self._times: Final = times
         named = (run for spec in self._specs for run in spec.build().other_runs())
         self.references = References(named)
         """What is known of the runs that rules compare others with."""
@@ -105,7 +107,7 @@ class PartitionEngine:
     def tick(self, partition: int, as_of_ms: int, *, since_ms: int) -> list[Reported]:
         """Fire what is due, as all records appended before `as_of_ms` were applied.
 
-        `since_ms`: since when that could be said without a break.
+        `since_ms`: since when that could be reported without a break.
         """
         state = self._partitions.get(partition)
         return [] if state is None else self._advance(state, as_of_ms, since_ms)
@@ -126,7 +128,7 @@ class PartitionEngine:
         torn may be ahead of it; their time must not be, for what is still to be read.
         """
         state = self._partition(partition)
-        run = RunEngine(run_id, self._specs, self.references)
+        run = RunEngine(run_id, self._specs, self.references, self._times)
         run.restore(snapshots)
         state.runs[run_id] = run
         times = [s.saved_at_ms for s in snapshots.values() if s.next_offset <= next_offset]
@@ -195,9 +197,11 @@ class PartitionEngine:
         except UnicodeDecodeError as error:
             raise MalformedRecord("the key is not UTF-8") from error
         value = _telemetry(decode(meta, record.value))
+        if self._times is not None:
+            self._times.read(*_rows(value))
         run = state.runs.get(run_id)
         if run is None:
-            run = RunEngine(run_id, self._specs, self.references)
+            run = RunEngine(run_id, self._specs, self.references, self._times)
             # Only a record that can be used makes a run known.
             run.state.standing(value, meta)
             state.runs[run_id] = run
@@ -220,6 +224,17 @@ def _telemetry(value: object) -> Value:
     if isinstance(value, TensorFrame | StepFrame | SystemFrame | Event):
         return value
     raise MalformedRecord(f"a {type(value).__name__} is not telemetry")
+
+
+def _rows(value: Value) -> tuple[str, int]:
+    """What a record is made of, and how many there are of it."""
+    if isinstance(value, TensorFrame):
+        return "tensors", len(value.rows)
+    if isinstance(value, StepFrame):
+        return "steps", len(value.steps)
+    if isinstance(value, SystemFrame):
+        return "samples", len(value.at_us)
+    return "events", 1
 
 
 def _since(state: PartitionState, now_ms: int) -> int | None:

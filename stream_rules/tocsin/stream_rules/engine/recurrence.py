@@ -29,7 +29,7 @@ class Past:
 
     `began`: where its last episode began; `over`: where its condition was gone; `length`: for how
     long the issue was open; `before`: where the episode before that began. All in steps, or in
-    append time (`in_ms`) where it has none. `peak`: the gravest severity that it had; `origin`:
+    append time (`in_ms`) where it has none. `peak`: the highest severity that it had; `origin`:
     where its first episode began. Both are None in what an older release has kept.
     """
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from tocsin.schemas.configuration.matches import labels_fit
+from tocsin.schemas.configuration.routing.matches import labels_fit
 from tocsin.schemas.records.issues import Severity
 from tocsin.stream_rules.rule import AnyRule, InstanceFacts, Params
 
@@ -22,7 +22,7 @@ class RuleSpec:
         listed: whether the configuration names it; one that runs by default is not missed when
             a run has no input for it.
         watched: all instances beside it.
-        custom: whether it is the user's own, which runs in a process of its own (`custom`); `rule`
+        custom: whether it is the user's own, which runs in its own process (`custom`); `rule`
             then may be a class that only stands for it.
     """
 

@@ -8,16 +8,21 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tocsin.schemas.errors import MalformedRecord
+from tocsin.schemas.records.collections import Tier, tier_of
+from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.frames import StepFrame, SystemFrame, TensorFrame
+from tocsin.schemas.records.quarantines import RuleReleased
 from tocsin.schemas.records.runs import RunData, RunEnded
 from tocsin.schemas.records.snapshots import Snapshot
-from tocsin.schemas.records.stops import StopAnswer
+from tocsin.schemas.records.stops.commands import StopAnswer
 from tocsin.schemas.records.wire import Meta
 from tocsin.stream_rules.engine.cold_start import ColdInstances
 from tocsin.stream_rules.engine.detail_requests import detail_request
 from tocsin.stream_rules.engine.episodes import Reported
 from tocsin.stream_rules.engine.instance import Instance
+from tocsin.stream_rules.engine.packing import pack, unpack
 from tocsin.stream_rules.engine.rule_spec import RuleSpec
+from tocsin.stream_rules.engine.rule_times import RuleTimes
 from tocsin.stream_rules.engine.run_state import RunState, Value
 from tocsin.stream_rules.outcomes import Moment, Outcome
 from tocsin.stream_rules.reading.other_runs import References
@@ -53,13 +58,17 @@ class Earlier:
 
 
 class RunEngine:
-    """One run. `urgent` asks for a checkpoint; `expired` says that its state may go.
+    """One run. `urgent` asks for a checkpoint; `expired`: its state may go.
 
-    `earlier` are the incarnations that were over before anybody was told how they went.
+    `earlier` are the incarnations that were over before anybody knew how they went.
     """
 
     def __init__(
-        self, run_id: str, specs: Sequence[RuleSpec], references: References | None = None
+        self,
+        run_id: str,
+        specs: Sequence[RuleSpec],
+        references: References | None = None,
+        times: RuleTimes | None = None,
     ) -> None:
         self.state = RunState(run_id=run_id)
         self.instances: list[Instance] = []
@@ -68,6 +77,7 @@ class RunEngine:
         self.dirty = self.urgent = self.expired = False
         self._specs = specs
         self._references: Final = references or References()
+        self._times: Final = times
         self._covers = 0
         self._restored: dict[str, Snapshot] = {}
         self._listeners: dict[Kind, tuple[Instance, ...]] = {}
@@ -87,6 +97,9 @@ class RunEngine:
 
     def apply(self, value: Value, meta: Meta, *, offset: int, now_ms: int) -> list[Reported]:
         """Take in one record; `now_ms` is the partition's clock. Raises MalformedRecord."""
+        if isinstance(value, Event) and isinstance(value.data, RuleReleased):
+            self._release(value.data, offset)
+            return []
         known = offset < self._covers
         standing = self.state.standing(value, meta)
         if not known:
@@ -111,10 +124,45 @@ class RunEngine:
             self.urgent |= before != (self.state.ended, self.state.stop, self.state.lost)
         elif standing != "current":
             return []
+        shed = isinstance(value, TensorFrame) and self._leaves_out(value, known=known)
         at = Moment(now_ms=now_ms, run=self.state, rank=meta.rank, boot=meta.boot, seq=meta.seq)
         reported = self._cold.report(self.instances, at, fails_as=self._failing)
-        reported += self._dispatch(value, at, offset)
+        reported += self._dispatch(value, at, offset, shed=shed)
         return [*reported, *self._restart_loop(at)]
+
+    def _leaves_out(self, frame: TensorFrame, *, known: bool) -> bool:
+        shedding = self.state.shedding
+        if not shedding.leaves_out(frame):
+            return False
+        if not known:
+            shedding.count(frame)
+            if self._times is not None:
+                self._times.left_out(tier_of(frame.collection))
+        return True
+
+    def shed(self, tier: Tier, why: str) -> None:
+        """Leave summaries of this tier out. Only what was not read yet: a checkpoint comes first,
+        so that all of it is left out by whoever reads it."""
+        self.state.shedding.begin(tier, why)
+        self.dirty = self.urgent = True
+
+    def judge_again(self, tier: Tier) -> None:
+        """Leave them out no more, likewise."""
+        self.state.shedding.end(tier)
+        self.dirty = self.urgent = True
+
+    def _release(self, data: RuleReleased, offset: int) -> None:
+        """A person has the rule tried again; it begins without a memory, and reports that."""
+        if data.incarnation != self.state.incarnation or self.state.ended:
+            return
+        for instance in self.instances:
+            if instance.spec.name != data.rule or offset < instance.covers:
+                continue
+            if instance.release():
+                if instance.rule.other_runs():
+                    instance.rule.on_references(self._references)
+                self._cold.add(instance, f"released from quarantine by {data.by}", lost=False)
+                self.dirty = self.urgent = True
 
     def _restart_loop(self, at: Moment) -> list[Reported]:
         """The issue that the incarnation fails as earlier ones did, at its first fault."""
@@ -134,7 +182,9 @@ class RunEngine:
             for one in instance.call(call, at, fails_as=self._failing, input_seen=True)
         ]
 
-    def _dispatch(self, value: Value, at: Moment, offset: int) -> list[Reported]:
+    def _dispatch(
+        self, value: Value, at: Moment, offset: int, *, shed: bool = False
+    ) -> list[Reported]:
         method: Callable[[AnyRule], Iterable[Outcome]]
         everyone = False
         part: int | None = None
@@ -195,6 +245,8 @@ class RunEngine:
                 continue
             if tensors is not None and not instance.reads(tensors):
                 continue
+            if shed and not instance.spec.rule.by_presence:
+                continue
             if offset >= instance.covers and instance.spec.fits(self.state.labels):
                 seen = instance.spec.name in fed
                 found = instance.call(
@@ -221,7 +273,9 @@ class RunEngine:
         return frame
 
     def _with_causes(self, found: Sequence[Reported], at: Moment) -> Iterator[Reported]:
-        """The same, each with its cause; and what was told before, of which one is the cause."""
+        """The same, each with its cause; and what was reported before, of which one is the
+        cause.
+        """
         for reported in found:
             if reported.issue.state == "resolved":
                 self.state.causes.resolved(reported.issue)
@@ -338,8 +392,14 @@ class RunEngine:
 
     # -- snapshots -------------------------------------------------------------------------
 
-    def snapshots(self, *, next_offset: int, clock_ms: int, software: str) -> list[Snapshot]:
-        """All states, the run's own last: what is newer than it after a crash waits for it."""
+    def snapshots(
+        self, *, next_offset: int, clock_ms: int, software: str, changed: bool = False
+    ) -> list[Snapshot]:
+        """All states, the run's own last: what is newer than it after a crash waits for it.
+
+        `changed`: of the rules only those with another state than this gave the last time; who
+        goes on from an older one is given the records since then, which change nothing of it.
+        """
 
         def snapshot(rule: str, version: int, payload: bytes) -> Snapshot:
             return Snapshot(
@@ -353,8 +413,13 @@ class RunEngine:
                 software=software,
             )
 
-        rules = [snapshot(i.spec.name, i.version, i.snapshot()) for i in self.instances]
-        return [*rules, snapshot(RUN_KEY, RUN_STATE_VERSION, dump_state(self.state))]
+        rules = []
+        for instance in self.instances:
+            if instance.touched or not changed:
+                rules.append(snapshot(instance.spec.name, instance.version, instance.snapshot()))
+                # What it failed at in this moment is saved the next time.
+                instance.touched = instance.unreported
+        return [*rules, snapshot(RUN_KEY, RUN_STATE_VERSION, pack(dump_state(self.state)))]
 
     def restore(self, snapshots: Mapping[str, Snapshot]) -> None:
         """Take back what was saved, by rule name. What cannot be read starts cold."""
@@ -365,7 +430,7 @@ class RunEngine:
         if own is None or own.rule_version != RUN_STATE_VERSION:
             return
         try:
-            self.state = load_state(RunState, own.payload)
+            self.state = load_state(RunState, unpack(own.payload))
         except MalformedRecord as error:
             _cold(own, str(error))
             return
@@ -387,7 +452,7 @@ class RunEngine:
         self._not_before.clear()
         # None once an incarnation has completed.
         past = {i.spec.name: i.faults for i in self.instances if self.state.restarts.past}
-        self.instances = [Instance(spec) for spec in self._specs]
+        self.instances = [Instance(spec, self._times) for spec in self._specs]
         for instance in self.instances:
             if instance.rule.other_runs():
                 instance.rule.on_references(self._references)
@@ -403,11 +468,10 @@ class RunEngine:
                 # A torn checkpoint: the rule is further, in an incarnation that comes later.
                 instance.covers = saved.next_offset
                 continue
-            if saved.rule_version != instance.version:
-                self._begins_cold(instance, saved, f"version {instance.version} cannot read it")
-                continue
             try:
-                instance.restore(saved.payload, covers=saved.next_offset)
+                # One that is older than the run's own state was not called since.
+                covers = max(saved.next_offset, self._covers)
+                instance.restore(saved.payload, covers=covers, version=saved.rule_version)
             except MalformedRecord as error:
                 self._begins_cold(instance, saved, str(error))
         self.state.causes.restored(i for each in self.instances for i in each.open_issues())

@@ -12,7 +12,7 @@ from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
 from tocsin.schemas.compute import NO_PRICES, saved_by_stop
 from tocsin.schemas.records.goodput import PARTS
-from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.run_view import RunView
 
 
 class RunAccounts:
@@ -22,7 +22,7 @@ class RunAccounts:
         self._metrics: Final = metrics
         self._runs: dict[tuple[int, str], RunView] = {}
 
-    def take(self, partition: int, view: RunView) -> None:
+    def apply(self, partition: int, view: RunView) -> None:
         """Take in the newest view of a run; what its stop has saved counts once, at its end."""
         view = view.model_copy(update={"ranks": (), "rules": {}})
         before = self._runs.get((partition, view.run_id))

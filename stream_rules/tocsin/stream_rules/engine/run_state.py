@@ -8,35 +8,38 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from tocsin.schemas.errors import MalformedRecord
+from tocsin.schemas.records.checkpoints import (
+    VERIFIED_STEPS,
+    Checkpoint,
+    CheckpointRead,
+    CheckpointWritten,
+)
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.fields import MAX_ENTRIES
 from tocsin.schemas.records.frames import Frame, StepFrame, SystemFrame, TensorFrame
 from tocsin.schemas.records.goodput import Goodput, Outlook
 from tocsin.schemas.records.program_facts import OptimizersSeen, TrainingPlanned
+from tocsin.schemas.records.run_view import StopView
 from tocsin.schemas.records.runs import (
-    VERIFIED_STEPS,
     CaptureFigures,
-    Checkpoint,
-    CheckpointRead,
-    CheckpointWritten,
     Heartbeat,
     Outcome,
     RunData,
     RunEnded,
     RunStarted,
     SchedulerJob,
-    StopView,
 )
-from tocsin.schemas.records.stop_progress import answered
-from tocsin.schemas.records.stops import StopAnswer
+from tocsin.schemas.records.stops.commands import StopAnswer
+from tocsin.schemas.records.stops.progress import answered
 from tocsin.schemas.records.wire import Meta
 from tocsin.stream_rules.engine.causes import Causes
 from tocsin.stream_rules.reading.goodput_ledger import GoodputLedger
 from tocsin.stream_rules.reading.rank_parts import Parts
 from tocsin.stream_rules.reading.restarts import FAILED, Fault, Restarts
+from tocsin.stream_rules.reading.shedding import Shedding
 
 QUIET_MS: Final = 60_000
-"""A run of which nothing is heard for so long is lost."""
+"""A run of which nothing is heard for that long is lost."""
 
 MAX_RANKS: Final = 16_384
 """Ranks of a run; a record of a higher one is set aside. Each costs every rule that asks for all of
@@ -92,7 +95,7 @@ class RunState:
     world_size: int = 1
     optimizers: int = 0
     trains: bool = False
-    """Whether a rank has told that it trains, and with how many optimizers."""
+    """Whether a rank has reported that it trains, and with how many optimizers."""
     losses: int = 0
     """How many of them step after a backward call of their own; 0 while unknown."""
     collections: list[str] = field(default_factory=list)
@@ -105,6 +108,9 @@ class RunState:
     last_loss: float | None = None
     launcher: LauncherState | None = None
     ranks: dict[int, RankState] = field(default_factory=dict)
+    furthest: int | None = None
+    """The last step of the rank that is furthest; None: no rank has made one, or it was saved by a
+    release that did not keep it."""
     checkpoints: list[Checkpoint] = field(default_factory=list)
     stop: StopView | None = None
     looked_ms: int | None = None
@@ -114,6 +120,7 @@ class RunState:
     restarts: Restarts = field(default_factory=Restarts)
     goodput: GoodputLedger = field(default_factory=GoodputLedger)
     planned: Outlook = field(default_factory=Outlook)
+    shedding: Shedding = field(default_factory=Shedding)
 
     # -- records in ------------------------------------------------------------------------
 
@@ -205,9 +212,14 @@ class RunState:
             return
         rank = self._rank(value.speaker.rank, now_ms)
         self.world_size = max(self.world_size, value.speaker.world_size)
-        if isinstance(value, StepFrame) and value.mode == "train" and value.steps.size:
+        if isinstance(value, TensorFrame):
+            self.shedding.saw(value.step)
+        elif value.mode == "train" and value.steps.size:
             step = int(value.steps.max())
+            self.shedding.saw(step)
             rank.last_step = step if rank.last_step is None else max(rank.last_step, step)
+            known = self.last_step if self.furthest is None else self.furthest
+            self.furthest = step if known is None else max(known, step)
             losses = value.column("loss")
             if losses is not None and value.speaker.rank == min(self.ranks):
                 self.last_loss = float(losses[-1])
@@ -239,6 +251,9 @@ class RunState:
 
     @property
     def last_step(self) -> int | None:
+        if self.furthest is not None:
+            # Each rule asks, at each record of each rank.
+            return self.furthest
         return max(
             (r.last_step for r in self.ranks.values() if r.last_step is not None), default=None
         )
@@ -316,7 +331,8 @@ class RunState:
     # -- inside ----------------------------------------------------------------------------
 
     def _learn_event(self, data: RunData, meta: Meta, now_ms: int) -> None:
-        if isinstance(data, StopAnswer):
+        # A launcher may tell of the end of a training when the next one has begun.
+        if isinstance(data, StopAnswer) and data.incarnation == self.incarnation:
             self.stop = answered(self.stop, data, now_ms)
         if data.role == "launcher":
             if self.launcher is None or isinstance(data, RunStarted):
@@ -338,7 +354,7 @@ class RunState:
         elif isinstance(data, CheckpointWritten):
             self.checkpoints = [*self.checkpoints, data.checkpoint][-_CHECKPOINTS:]
         elif isinstance(data, CheckpointRead):
-            self.checkpoints = [data.told_of(c) for c in self.checkpoints]
+            self.checkpoints = [data.updated(c) for c in self.checkpoints]
         elif isinstance(data, RunEnded):
             self._ended(data, rank, now_ms)
 

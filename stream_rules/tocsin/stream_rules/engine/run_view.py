@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tocsin.schemas.records.runs import CaptureFigures, RankView, RunState, RunView
+from tocsin.schemas.records.run_view import RankView, RunState, RunView
+from tocsin.schemas.records.runs import CaptureFigures
 from tocsin.stream_rules.engine.run import Earlier, RunEngine
 
 

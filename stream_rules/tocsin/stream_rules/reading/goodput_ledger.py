@@ -15,11 +15,12 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
+from tocsin.schemas.records.checkpoints import CheckpointWritten
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.frames import Floats, StepFrame
 from tocsin.schemas.records.goodput import PARTS, Goodput
 from tocsin.schemas.records.program_facts import TrainingPlanned
-from tocsin.schemas.records.runs import CheckpointWritten, PhaseMark, RunData, RunStarted
+from tocsin.schemas.records.runs import PhaseMark, RunData, RunStarted
 from tocsin.stream_rules.reading.goodput_lineage import (
     Kept,
     Lap,
@@ -54,7 +55,7 @@ class Clock:
         cursor_ms: up to there, bus time.
         shift_ms: what is added to the rank's clock; None: nothing of it was heard.
         rank: the lowest that was heard; its steps are counted.
-        timed: whether its steps say how long they took.
+        timed: whether its steps have durations.
         recent: time of the last steps, milliseconds.
         opened: phases under way -> when they began.
         closed: phases that have ended since the last step -> how long they lasted.
@@ -211,7 +212,7 @@ class GoodputLedger:
             if clock.last_step is None:
                 lap.add("starting", gap)
             elif timed:
-                # What the step itself says of these is exact; of other phases it says nothing.
+                # The step's own numbers of these are exact; it has none of other phases.
                 phases = {n: ms for n, ms in clock.closed.items() if n not in _PHASES}
                 phases |= {"evaluation": evaluated.ms(i), "checkpoint": saved.ms(i)}
                 rest = self._take(gap, phases)

@@ -88,7 +88,7 @@ def origin_by_file(past: Sequence[Lap], loaded: Sequence[str]) -> Origin | None:
 
 
 def origin_by_step(past: Sequence[Lap], done_steps: int) -> Origin | None:
-    """Where an incarnation goes on that says how many steps were made before; None: not known.
+    """Where an incarnation goes on that reports how many steps were made before; None: not known.
 
     The time up to that step is taken as its share of the steps.
     """
@@ -110,7 +110,7 @@ def origin_by_step(past: Sequence[Lap], done_steps: int) -> Origin | None:
 def kept_of(laps: Sequence[Lap]) -> list[Kept]:
     """What became of the steps of each incarnation; the newest is the last.
 
-    Where nothing tells from what an incarnation goes on, the steps before it are unknown; those
+    Where it is not known from what an incarnation goes on, nor are the steps before it; those
     after the newest checkpoint before it are lost in any case.
     """
     found: list[Kept] = []

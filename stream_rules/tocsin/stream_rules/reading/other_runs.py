@@ -35,7 +35,7 @@ _LOSS_BYTES: Final = 100
 class Reference:
     """The lowest rank of the newest incarnation of another run, in training.
 
-    `full` says that not all of it was kept, up to `last_step`.
+    `full`: not all of it was kept, up to `last_step`.
     """
 
     run_id: str
@@ -143,7 +143,7 @@ class References:
         """Which runs are named."""
         return self._runs.keys()
 
-    def of(self, run_id: str) -> Reference | None:
+    def get(self, run_id: str) -> Reference | None:
         """The data of a referenced run; None if no rule names it."""
         return self._runs.get(run_id)
 

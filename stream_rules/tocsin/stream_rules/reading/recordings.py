@@ -22,7 +22,7 @@ class UnreadableRecording(ConfigurationError):
 
 
 def save_records(path: str | Path, records: Iterable[Record]) -> int:
-    """Write records, and say how many. The file is there whole, or not at all. May block.
+    """Write records; returns how many. The file is there whole, or not at all. May block.
 
     Raises:
         OSError: it cannot be written.

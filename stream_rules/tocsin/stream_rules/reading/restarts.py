@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from tocsin.schemas.records.checkpoints import VERIFIED_STEPS, Checkpoint
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.schemas.records.runs import VERIFIED_STEPS, Checkpoint
 
 FAILED: Final = "failed"
 """The `rule` of a fault that no rule saw: the job ended with an error."""
@@ -127,7 +127,7 @@ class Restarts:
 
 
 def fault_of(issue: IssueFiring) -> Fault | None:
-    """The fault that an issue tells of; None if it is not worth a stop, or has no step."""
+    """The fault behind an issue; None if it is not worth a stop, or has no step."""
     fatal = issue.severity == "critical" and issue.stop_worthy and issue.state != "resolved"
     if not fatal or issue.first_step is None:
         return None

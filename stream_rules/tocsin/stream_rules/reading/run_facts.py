@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from tocsin.schemas.records.runs import Checkpoint
+from tocsin.schemas.records.checkpoints import Checkpoint
 from tocsin.stream_rules.reading.restarts import Fault
+from tocsin.stream_rules.reading.shedding import Shedding
 
 
 class RunFacts(Protocol):
@@ -25,7 +26,7 @@ class RunFacts(Protocol):
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are, by what they say themselves."""
+        """How many ranks there are, by their own records."""
         ...
 
     @property
@@ -42,7 +43,7 @@ class RunFacts(Protocol):
 
     @property
     def collections(self) -> Collection[str]:
-        """What is captured, as the ranks said at their start."""
+        """What is captured, by the records of the ranks' start."""
         ...
 
     @property
@@ -68,6 +69,11 @@ class RunFacts(Protocol):
     @property
     def missing(self) -> int:
         """How many records are missing between those that have come."""
+        ...
+
+    @property
+    def shedding(self) -> Shedding:
+        """Which summaries of tensors no rule was given, because the worker could not keep up."""
         ...
 
     @property

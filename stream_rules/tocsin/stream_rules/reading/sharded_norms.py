@@ -1,4 +1,4 @@
-"""The gradient norm of a model that lies in parts on the ranks (FSDP, tensor, pipeline parallel).
+"""The gradient norm of a model that is in parts on the ranks (FSDP, tensor, pipeline parallel).
 
 Each rank sends the root of what it adds to the square of the norm; a step's norm is known once all
 have.

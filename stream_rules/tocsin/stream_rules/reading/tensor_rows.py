@@ -1,7 +1,7 @@
 """One collection of a run: the summaries of one rank, whole.
 
 A summary that was split for its size is put together again; one of which a part was lost is left
-out. Which rank is `tocsin.stream_rules.reading.rank_parts`' to say; where a rule reads several, the
+out. `tocsin.stream_rules.reading.rank_parts` decides which rank; where a rule reads several, the
 lowest.
 """
 

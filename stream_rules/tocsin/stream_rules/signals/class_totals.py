@@ -25,7 +25,7 @@ _LARGEST: Final = np.iinfo(np.uint32).max
 class _Counts:
     """A table without its zeros, of which it mostly consists: 500 labels are few of 10,000 cells.
 
-    `at` are places in the table as it lies in memory.
+    `at` are places in the table as it is in memory.
     """
 
     shape: list[int]
@@ -33,7 +33,7 @@ class _Counts:
     counts: StateArray
 
     @classmethod
-    def of(cls, table: Doubles) -> _Counts:
+    def from_table(cls, table: Doubles) -> _Counts:
         at = np.flatnonzero(table)
         counts = np.minimum(table.ravel()[at], _LARGEST)
         return cls(list(table.shape), at.astype(np.uint32), counts.astype(np.uint32))
@@ -60,7 +60,7 @@ class Recent:
 
     def add(self, table: Doubles, labels: float, samples: int) -> None:
         """Take a summary of so many labels; what is not needed for `samples` is left out."""
-        self.tables.append(_Counts.of(table))
+        self.tables.append(_Counts.from_table(table))
         self.labels.append(labels)
         while len(self.tables) > _MOST or sum(self.labels[1:]) >= samples:
             del self.tables[0], self.labels[0]
@@ -70,7 +70,7 @@ class Recent:
     def _halve(self) -> None:
         """Put pairs together; not the first one, which goes next, and would never."""
         pairs = range(1, len(self.tables), 2)
-        self.tables[1:] = [_Counts.of(_sum(self.tables[i : i + 2])) for i in pairs]
+        self.tables[1:] = [_Counts.from_table(_sum(self.tables[i : i + 2])) for i in pairs]
         self.labels[1:] = [sum(self.labels[i : i + 2]) for i in pairs]
 
     @property

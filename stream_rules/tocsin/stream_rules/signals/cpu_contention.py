@@ -48,7 +48,7 @@ class CpuContention:
     crowded: deque[bool] = field(default_factory=deque)
 
     def add_start(self, data: RunData) -> None:
-        """A trainer says at its start on which node it runs."""
+        """A trainer reports at its start on which node it runs."""
         if not isinstance(data, RunStarted) or data.role != "trainer" or not data.node:
             return
         if self.rank is not None and data.rank > self.rank:

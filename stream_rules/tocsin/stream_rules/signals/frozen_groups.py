@@ -1,7 +1,7 @@
 """Which parameter groups rest: their learning rate is zero, or next to nothing, for a while.
 
 A cyclic rate touches zero, a schedule ends there, and a group at zero is how people freeze a part
-of a model: weights that stay where they are say nothing meanwhile. Next to nothing is less than
+of a model: weights that stay where they are are no sign meanwhile. Next to nothing is less than
 1e-4 of a group's own highest rate; a rate that is tiny from the start is none of it.
 """
 
@@ -37,7 +37,7 @@ class FrozenGroups:
     lately: dict[str, bool] = field(default_factory=dict)
 
     def add_start(self, data: RunData) -> None:
-        """A trainer says at its start how many tensors each group has."""
+        """A trainer reports at its start how many tensors each group has."""
         if isinstance(data, RunStarted) and data.role == "trainer":
             for group in data.groups:
                 self.tensors[f"lr.{group.index}"] = group.parameters

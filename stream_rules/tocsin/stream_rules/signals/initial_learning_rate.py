@@ -28,7 +28,7 @@ STRETCH: Final = 1.0
 """Norm of a change above which it outweighs what keeps its scale."""
 
 MANY: Final = 8
-"""Weights of a model of which the change alone tells: a line or two are found by large steps."""
+"""Weights of a model from which on the change alone decides: large steps find a line or two."""
 
 _ZERO_STARTED: Final = 1e-5
 _LATER: Final = 10

@@ -1,4 +1,4 @@
-"""What some layers said at the last summaries, one row for each summary."""
+"""Values of some layers at the last summaries, one row for each summary."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FEWEST: Final = 16
 
 @dataclass(slots=True)
 class LayerHistory:
-    """`values[i, j]` is what `rows[j]` said at `steps[i]`; NaN where it was not there."""
+    """`values[i, j]` is that of `rows[j]` at `steps[i]`; NaN where it was not there."""
 
     rows: list[str] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
@@ -43,14 +43,14 @@ class LayerHistory:
         self.steps = [*self.steps, step][-most:]
 
     def first_since(self, step: int) -> Doubles | None:
-        """What was said by the first summary from that step on, unless it is the last."""
+        """What was reported by the first summary from that step on, unless it is the last."""
         index = int(np.searchsorted(self.steps, step, side="left"))
         return None if index >= len(self.steps) - 1 else self.values[index]
 
     def series(
         self, row: int, name: str, *, limit: float | None = None, unit: str | None = None
     ) -> Series:
-        """What one layer said, where it said something, for the evidence."""
+        """The values of one layer, where it has some, for the evidence."""
         column = self.values[:, row]
         known = np.isfinite(column)
         return Series(

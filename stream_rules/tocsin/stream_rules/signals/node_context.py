@@ -59,7 +59,7 @@ class NodeContext:
         """Signs that were higher in these spans than outside of them: both means, percent."""
         if not len(self.times_us) or not len(begins_us):
             return {}
-        # A sample tells of the time since the one before.
+        # A sample is about the time since the one before.
         every = float(np.median(np.diff(self.times_us))) if len(self.times_us) > 1 else 0.0
         times = self.times_us[:, None]
         inside = ((times >= begins_us) & (times - every <= ends_us)).any(axis=1)

@@ -1,4 +1,4 @@
-"""What a sample says of a share for certain: Wilson's bounds, and how large a count may really be.
+"""What a sample proves of a share: Wilson's bounds, and how large a count may really be.
 
 E. B. Wilson, "Probable inference, the law of succession, and statistical inference", 1927. The
 bounds hold for small samples and for shares near 0 and 1, where the normal ones do not.

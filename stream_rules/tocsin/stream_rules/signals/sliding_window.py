@@ -20,7 +20,7 @@ STARTING_MS: Final = 600_000
 
 @dataclass(slots=True)
 class TrainingStart:
-    """What a job does before its first step (data are read, kernels are chosen) tells nothing of
+    """What a job does before its first step (data are read, kernels are chosen) is no measure of
     its training; one that makes no steps is watched after its first ten minutes."""
 
     first_ms: int | None = None

@@ -3,7 +3,7 @@
 The parts are seconds on the clock of the training thread: `data` (inside of data loaders),
 `compute` (forward and backward), `optimizer`, `checkpoint`, and `rest`, whatever else the loop
 does. An evaluation between two steps is no part of a step: it is taken off. On a GPU this clock
-tells where the thread waited for it.
+shows where the thread waited for it.
 """
 
 from __future__ import annotations

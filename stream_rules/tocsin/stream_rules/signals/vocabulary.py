@@ -1,4 +1,4 @@
-"""How many tokens a model reads, so that labels that are its own tokens are told from classes."""
+"""How many tokens a model reads, to distinguish labels that are its own tokens from classes."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ class RuleFailedParams(Params):
 
 @dataclass(slots=True)
 class _State:
-    """It remembers nothing: the quarantine stands in the failed rule's own snapshot."""
+    """It remembers nothing: the quarantine is in the failed rule's own snapshot."""
 
 
 class RuleFailed(Rule[RuleFailedParams, _State]):

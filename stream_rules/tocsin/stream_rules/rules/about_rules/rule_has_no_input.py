@@ -9,7 +9,7 @@ from typing import Final
 
 from pydantic import Field
 
-from tocsin.schemas.configuration.matches import labels_fit
+from tocsin.schemas.configuration.routing.matches import labels_fit
 from tocsin.schemas.records.frames import StepFrame, SystemFrame, TensorFrame
 from tocsin.schemas.records.issues import Subject
 from tocsin.schemas.records.runs import RunData, RunEnded
@@ -65,6 +65,7 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
         "configuration names its rule.",
     )
     state_type = _State
+    by_presence = True
 
     def __init__(self, name: str, params: RuleHasNoInputParams) -> None:
         super().__init__(name, params)

@@ -1,14 +1,18 @@
-"""`telemetry_gap`: some records of the run were lost.
+"""`telemetry_gap`: some records of the run were lost, or were not judged.
 
 - dropped: the training process dropped records, because its queue was full or the bus was
   unreachable; its heartbeats count them.
 - missing: records did not arrive: each process numbers its own, and some numbers are missing.
+- shed: the worker could not keep up and spent most of its time on this run, so it did not judge
+  summaries of tensors: those of most collections first, then those of gradients, weights, biases,
+  updates, losses and checksums. Events, scalars, samples of nodes and summaries with NaN or Inf are
+  always judged. Whole steps are left out, so that ranks are compared as before.
 
-Both are counted from the first record that arrives, so a run that is read from its middle on misses
-nothing. Losses are reported once per heartbeat, as an info; as a warning if they exceed `percent`
-of the records sent in the meantime, and at least `least` records. It resolves when nothing was lost
-for `quiet`. The limits are choices: rules tolerate single missing steps, and a restart of the bus
-costs a run of minutes about one record in a hundred.
+The first two are counted from the first record that arrives, so a run that is read from its middle
+on misses nothing. All are reported once per heartbeat, as an info; as a warning if they exceed
+`percent` of the records sent in the meantime, and at least `least` records. It resolves when
+nothing was lost for `quiet`. The limits are choices: rules tolerate single missing steps, and a
+restart of the bus costs a run of minutes about one record in a hundred.
 """
 
 from __future__ import annotations
@@ -21,12 +25,17 @@ from pydantic import Field
 
 from tocsin.schemas.configuration.values import Duration
 from tocsin.schemas.records.issues import Subject
-from tocsin.schemas.records.runs import Heartbeat, RunData, RunEnded, RunStarted
+from tocsin.schemas.records.runs import (
+    Heartbeat,
+    RunData,
+    RunEnded,
+    RunStarted,
+)
 from tocsin.schemas.text import share_text
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event
 
-Branch = Literal["dropped", "missing"]
+Branch = Literal["dropped", "missing", "shed"]
 
 
 class TelemetryGapParams(Params):
@@ -55,29 +64,34 @@ class _Loss:
 @dataclass(slots=True)
 class _State:
     missing_before: int | None = None
+    shed_before: int = 0
     dropped: dict[int, int] = field(default_factory=dict)
     sent: dict[int, int] = field(default_factory=dict)
     losses: dict[str, _Loss] = field(default_factory=dict)
 
 
 class TelemetryGap(Rule[TelemetryGapParams, _State]):
-    """One episode for dropped records and one for missing ones."""
+    """One episode each for dropped records, missing ones and those that were not judged."""
 
     meta = RuleMeta(
         name="telemetry_gap",
         version=1,
         family="about_rules",
-        meaning="Some records of the run were dropped or did not arrive; rules did not see them.",
+        meaning="Some records of the run were dropped, did not arrive, or were left out by a "
+        "worker that could not keep up; rules did not see them.",
         severity="info",
         inputs=(event(Heartbeat), event(RunEnded), event(RunStarted)),
         comes="maybe",
         remedy="Check that the bus is healthy and close enough, and that the node is not out of "
-        "memory or CPU; capture less often. The training itself is not affected.",
+        "memory or CPU; capture less often. If the worker could not keep up, start more workers. "
+        "The training itself is not affected.",
         does_not_see="Data that was never captured, because capture was switched off or degraded: "
         "`tocsin status` shows that. Losses before the first record that arrived.",
         branches={
             "dropped": "The training process dropped records.",
             "missing": "Records were sent but did not arrive.",
+            "shed": "The worker could not keep up and did not judge summaries of tensors of this "
+            "run, which used most of its time.",
         },
         params=TelemetryGapParams,
         resolve_after_steps=0,
@@ -99,6 +113,9 @@ class TelemetryGap(Rule[TelemetryGapParams, _State]):
             yield from self._count("dropped", max(0, dropped - before), at)
         missing, state.missing_before = at.run.missing - state.missing_before, at.run.missing
         yield from self._count("missing", max(0, missing), at)
+        shed = at.run.shedding.records
+        yield from self._count("shed", max(0, shed - state.shed_before), at)
+        state.shed_before = shed
 
     def _count(self, branch: Branch, more: int, at: Moment) -> Outcomes:
         loss = self.state.losses.get(branch)
@@ -127,16 +144,18 @@ class TelemetryGap(Rule[TelemetryGapParams, _State]):
         sent = sum(self.state.sent.values())
         percent = 100 * loss.counted / max(1, sent + loss.counted)
         grave = loss.counted >= params.least and percent > params.percent
-        what = (
-            "were dropped by the training process"
-            if branch == "dropped"
-            else "have not arrived, or not yet"
-        )
+        what = {
+            "dropped": "records were dropped by the training process",
+            "missing": "records have not arrived, or not yet",
+            "shed": "summaries of tensors were not judged",
+        }[branch]
+        spans = at.run.shedding.spans if branch == "shed" else []
+        steps = f" from step {spans[0].from_step} to {_last_step(at)}" if spans else ""
         return Finding(
             about=branch,
             branch=branch,
             subject=Subject(kind="run", name=at.run.run_id),
-            reason=f"{loss.lost:,} records {what}; {loss.counted:,} in all, "
+            reason=f"{loss.lost:,} {what}{steps}; {loss.counted:,} in all, "
             f"{share_text(percent)} % of what the run has sent",
             first_step=loss.first_step,
             first_rank=at.rank,
@@ -149,4 +168,12 @@ class TelemetryGap(Rule[TelemetryGapParams, _State]):
                 fact("share", percent, limit=params.percent, unit="percent"),
                 fact("arrived", sent, unit="records"),
             ),
+            explanation=spans[-1].why if spans else "",
         )
+
+
+def _last_step(at: Moment) -> int:
+    """The last step of which a summary was left out, so far."""
+    shedding = at.run.shedding
+    until = shedding.spans[-1].until_step
+    return shedding.top_step if until is None else until - 1

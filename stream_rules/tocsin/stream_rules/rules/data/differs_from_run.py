@@ -85,7 +85,7 @@ class DiffersFromRun(TensorRowRule[DiffersFromRunParams, _State]):
         return (self.params.other_run,) if self.params.other_run else ()
 
     def on_references(self, references: References) -> None:
-        self._other = references.of(self.params.other_run)
+        self._other = references.get(self.params.other_run)
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state = self.state

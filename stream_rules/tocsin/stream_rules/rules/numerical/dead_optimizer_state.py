@@ -72,7 +72,7 @@ class _Moments:
 
 @lru_cache(maxsize=16)
 def _moments(rows: tuple[str, ...]) -> _Moments:
-    """What the names say; kept, because the same table comes again."""
+    """The parsed names; kept, because the same table comes again."""
     parameters, kinds = zip(*((p, k) for p, _, k in (r.rpartition(".") for r in rows)), strict=True)
     at = {p: i for i, (p, k) in enumerate(zip(parameters, kinds, strict=True)) if k in _FIRST}
     return _Moments(

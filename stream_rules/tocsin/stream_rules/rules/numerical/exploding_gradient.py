@@ -49,7 +49,7 @@ _TAMED: Final = 0.5
 
 _STAYS: Final = 50
 _NEWEST: Final = 10
-"""Losses that say whether a loss that has followed stays up: so many, and the newest of them."""
+"""Losses that show whether a loss that has followed stays up: so many, and the newest of them."""
 
 _LEVEL: Final = 500
 """Losses without an outlier after which a loss that stays up has a new level."""

@@ -1,4 +1,4 @@
-"""Evidence for `nonfinite`: what was bad at one step, by rank, and what that says of the origin.
+"""Evidence for `nonfinite`: what was bad at one step, by rank, and what that shows of the origin.
 
 Under data parallelism one rank's NaN is in every rank's gradients after the reduce, in the same
 step. So a rank whose loss, or whose own gradients before the reduce, were bad is where it began;
@@ -31,7 +31,7 @@ class BadTensors:
 
 @dataclass(slots=True)
 class RankEvidence:
-    """What one rank said of the step.
+    """What one rank sent of the step.
 
     Attributes:
         scalars: its scalars of that step are there.
@@ -86,7 +86,7 @@ class RankEvidence:
             return False
         if self.bad_gradients and GRADIENTS not in self.collections:
             return False
-        # Whether gradients were bad before the reduce, a frame of their own would say.
+        # Whether gradients were bad before the reduce, a frame of their own would show.
         return not (several_ranks and self.bad_gradients) or self.bad_at_home
 
 
@@ -110,7 +110,7 @@ class Pending:
         return self.ranks.setdefault(number, RankEvidence())
 
     def settled(self) -> bool:
-        """Whether each rank that was bad has said all, or those in which it began have."""
+        """Whether each rank that was bad has sent all, or those in which it began have."""
         bad = [rank for rank in self.ranks.values() if rank.bad]
         first = [rank for rank in bad if rank.bad_at_home]
         if first and min(rank.backward for rank in first) > 0:

@@ -37,9 +37,9 @@ _SHOWN: Final = 32
 
 
 def origin_finding(pending: Pending, lead: RankSeries, began: Origin | None = None) -> Finding:
-    """What the evidence of a bad step says of its origin.
+    """What the evidence of a bad step shows of its origin.
 
-    `began` is what the forward pass of that rank says, where it says something.
+    `began` is the origin in the forward pass of that rank, where it is known.
     """
     rank, evidence = pending.origin()
     subject, tensors, why = _subject(evidence)
@@ -186,7 +186,7 @@ def _has(began: Origin, step: int, where: str) -> str:
 
 
 def _forward(began: Origin, step: int) -> str:
-    """How the forward pass says where it began."""
+    """How the forward pass shows where it began."""
     if began.branch == "input":
         return "It came with a batch."
     if began.branch == "weight":

@@ -1,4 +1,4 @@
-"""What activations and inputs say of a bad step: where on the way to the loss it began.
+"""What activations and inputs show of a bad step: where on the way to the loss it began.
 
 They never make an issue: masks and log-probabilities are infinite by nature, and a value that is
 NaN may be left out of the loss. They name where a loss that is bad has it from. The rows of the bad

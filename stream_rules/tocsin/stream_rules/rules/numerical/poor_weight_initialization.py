@@ -5,7 +5,9 @@ The rule checks the first `steps` steps of a run that starts at step 0. It has t
 - variance_ratio: of the layers whose activations have the same kind of summary, the variance of one
   is more than `threshold` times that of an earlier one, and its standard deviation above
   `least_std` (the signal grows from layer to layer), or it is less than 1 / `threshold_shrinking`
-  of that of an earlier one. Layers with a constant output, such as zero, are ignored.
+  of that of an earlier one. Layers with a constant output, such as zero, are ignored. A signal that
+  grows after an update that made most of the weights anew, from gradients that were no larger than
+  the weights, is that of a learning rate which is too high: `weight_update_ratio` reports it.
 - narrow_gradients: in the first `for_summaries` summaries at least `share` of the gradients are
   narrow: p95 - p05 and the standard deviation are below `distribution_range` times the largest
   gradient of the model. A summary in which gradients rise from exact zeros does not count: a last
@@ -39,12 +41,13 @@ from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.issues import Series, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import RankSeries
-from tocsin.stream_rules.reading.tensor_rows import LowestRankRows, named
+from tocsin.stream_rules.reading.tensor_rows import LowestRankRows, doubles, named
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
+from tocsin.stream_rules.signals.initial_learning_rate import InitialLearningRate
 
 VARIANCE, NARROW, FLAT = "variance_ratio", "narrow_gradients", "flat_loss"
 _LEAST_ROWS: Final = 4
-"""Gradients that a model must have for a share of them to say something."""
+"""Gradients that a model must have for a share of them to mean something."""
 
 _LEARNT: Final = 0.1
 """A loss that is so much below the first one has been learnt. Unit: share of the first one."""
@@ -81,6 +84,12 @@ class _State:
     first_step: int | None = None
     activations: dict[str, LowestRankRows] = field(default_factory=dict)
     gradients: LowestRankRows = field(default_factory=LowestRankRows)
+    updates: LowestRankRows = field(default_factory=LowestRankRows)
+    gradient: float | None = None
+    """The norm of the first gradients of all; None: it is not known."""
+    first: InitialLearningRate = field(default_factory=InitialLearningRate)
+    overwritten: int | None = None
+    """The step that made the weights anew, from gradients of a usual size."""
     summaries: int = 0
     narrow: int = 0
     narrow_since: int = 0
@@ -103,7 +112,7 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
 
     meta = RuleMeta(
         name="poor_weight_initialization",
-        version=1,
+        version=2,
         family="numerical",
         meaning="The first steps show that the initial weights are too large, too small or alike.",
         severity="warning",
@@ -113,6 +122,7 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
             tensors("gradients"),
             scalar("loss"),
             scalar("lr.*", beside=True),
+            tensors("updates", beside=True),
         ),
         capture_hint="activations of PyTorch modules and gradients are captured in the first "
         "steps, when a PyTorch optimizer steps",
@@ -245,13 +255,28 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
     # -- tensors -----------------------------------------------------------------------------
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
-        branch = VARIANCE if frame.collection == "activations" else NARROW
+        branch = NARROW if frame.collection == "gradients" else VARIANCE
         if not self._inspects(frame.step, branch):
             return
-        if branch == NARROW:
+        if frame.collection == "updates":
+            self._updates(frame)
+        elif branch == NARROW:
             yield from self._gradients(frame, at)
         elif "std" in frame.columns:
             yield from self._activations(frame)
+
+    def _updates(self, frame: TensorFrame) -> None:
+        state = self.state
+        whole = None if state.overwritten is not None else state.updates.assemble(frame)
+        if whole is None or not {"update_l2", "l2"} <= set(whole.columns):
+            return
+        size = doubles(whole, "l2")
+        state.first.add_updates(whole.step, whole.rows, doubles(whole, "update_l2"), size)
+        if state.first.thrown and state.gradient is not None:
+            with np.errstate(all="ignore"):
+                norm = float(np.sqrt(np.nansum(size**2)))
+            if state.gradient <= norm:
+                state.overwritten = state.first.step
 
     def _activations(self, frame: TensorFrame) -> Outcomes:
         params, key = self.params, ",".join(frame.columns)
@@ -271,6 +296,9 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
         grown = np.where(np.sqrt(variance) > params.least_std, grown, 0.0)
         shrunk = np.maximum.accumulate(variance) / variance
         grows = bool(grown.max() > params.threshold)
+        overwritten = self.state.overwritten
+        if grows and overwritten is not None and overwritten < whole.step:
+            return
         if not grows and not shrunk.max() > params.threshold_shrinking:
             yield from self._clear(whole.step, VARIANCE)
             return
@@ -314,6 +342,9 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
             return
         low, high = whole.column("p05"), whole.column("p95")
         spread, largest = whole.column("std"), whole.column("absmax")
+        if state.gradient is None and "l2" in whole.columns:
+            with np.errstate(all="ignore"):
+                state.gradient = float(np.sqrt(np.nansum(doubles(whole, "l2") ** 2)))
         if low is None or high is None:
             return
         width = high.astype(np.float64) - low

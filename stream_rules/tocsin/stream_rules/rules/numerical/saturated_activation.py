@@ -95,7 +95,7 @@ class SaturatedActivation(TensorRowRule[SaturatedActivationParams, _State]):
         return SOFTMAX if "entropy" in frame.columns else HIDDEN
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
-        # A step has one frame for each set of columns; the last module may stand in any of them.
+        # A step has one frame for each set of columns; the last module may be in any of them.
         order = frame.count("order")
         if order is not None and order.size and frame.columns:
             self.state.last_order = max(self.state.last_order, int(order.max()))

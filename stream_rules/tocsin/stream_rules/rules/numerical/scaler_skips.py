@@ -84,7 +84,7 @@ class ScalerSkips(Rule[ScalerSkipsParams, _State]):
         state.scales.accepts(frame)
         skipped = frame.column(SKIPPED)
         if skipped is not None:
-            # A scaler that skips step after step says so in rows of the step that does not come.
+            # A scaler that skips step after step sends rows of the step that does not come.
             stepped = any(name.startswith("lr.") for name in frame.columns)
             for step, count in zip(frame.steps.tolist(), skipped.tolist(), strict=True):
                 if math.isfinite(count) and count >= 0:

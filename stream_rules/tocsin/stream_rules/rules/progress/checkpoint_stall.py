@@ -22,8 +22,14 @@ from typing import Final
 from pydantic import Field
 
 from tocsin.schemas.configuration.values import Duration
+from tocsin.schemas.records.checkpoints import CheckpointWritten
 from tocsin.schemas.records.issues import Series, Subject
-from tocsin.schemas.records.runs import CheckpointWritten, Heartbeat, PhaseMark, RunData, RunEnded
+from tocsin.schemas.records.runs import (
+    Heartbeat,
+    PhaseMark,
+    RunData,
+    RunEnded,
+)
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event
@@ -128,7 +134,7 @@ class CheckpointStall(Rule[CheckpointStallParams, _State]):
                 yield from self._over(rank)
 
     def on_timer(self, at: Moment) -> Outcomes:
-        # In whole milliseconds, as `next_due_ms` says: what is due has to be told.
+        # In whole milliseconds, as in `next_due_ms`: what is due has to be reported.
         threshold_ms = self.params.threshold // timedelta(milliseconds=1)
         for rank, write in self.state.under.items():
             lasted_ms = at.now_ms - write.began_ms

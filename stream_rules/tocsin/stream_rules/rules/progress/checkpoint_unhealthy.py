@@ -28,15 +28,10 @@ from typing import Final
 
 from pydantic import Field
 
+from tocsin.schemas.records.checkpoints import Checkpoint, CheckpointRead, CheckpointWritten
 from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.issues import Fact, Subject
-from tocsin.schemas.records.runs import (
-    Checkpoint,
-    CheckpointRead,
-    CheckpointWritten,
-    Heartbeat,
-    RunData,
-)
+from tocsin.schemas.records.runs import Heartbeat, RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event
 

@@ -95,7 +95,7 @@ _CLASSES: Final = {"cross_entropy": 0, "nll_loss": 0, "binary_cross_entropy_with
 """Losses of classes, and how many; 0: as many as there are scores."""
 
 _BURST: Final = 3
-"""Losses whose median says that it rises or falls steeply."""
+"""Losses whose median shows that it rises or falls steeply."""
 
 _EASY: Final = 0.1
 """A cross-entropy that begins below this share of a guess's has an easy beginning."""
@@ -285,7 +285,7 @@ class LossDiverged(SeriesRule[LossDivergedParams, _State]):
             yield from self._evaluate(step, median)
 
     def _learn(self, step: int, at_ms: int) -> float:
-        """The running median, after what it and the shorter one say of the past."""
+        """The running median, after it and the shorter one are noted."""
         state, params = self.state, self.params
         median = _median(state.recent)
         quick = min(params.quick_steps, params.for_steps)
@@ -427,7 +427,7 @@ class LossDiverged(SeriesRule[LossDivergedParams, _State]):
         return max(abs(self._reference()), spread, 0.0 if self._natural() else state.early, easy)
 
     def _least_factor(self) -> float:
-        """Above which something may be said."""
+        """Above which something may be reported."""
         params = self.params
         return params.factor if self._natural() else params.critical_factor
 

@@ -37,7 +37,7 @@ from tocsin.stream_rules.signals.streaks import Streak
 
 _EPSILON: Final = 1e-6
 _CHANGES: Final = 10
-"""Newest changes between evaluations that say how much they scatter."""
+"""Newest changes between evaluations that show how much they scatter."""
 _SCATTER: Final = 2.0
 
 

@@ -207,7 +207,7 @@ class StepOutlier(Rule[StepOutlierParams, _State]):
         ends_us: npt.NDArray[np.int64],
         out: npt.NDArray[np.bool_],
     ) -> tuple[str, list[Fact]]:
-        """What the outliers have in common, and the facts that say so."""
+        """What the outliers have in common, and the facts behind that."""
         excess = np.maximum(parts[out] - np.median(parts, axis=0), 0.0).sum(axis=0)
         shares = excess / max(float(excess.sum()), 1e-30)
         facts = [

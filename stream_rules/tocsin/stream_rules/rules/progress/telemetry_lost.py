@@ -16,7 +16,12 @@ from pydantic import Field
 from tocsin.schemas.configuration.values import Duration
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.issues import Subject
-from tocsin.schemas.records.runs import Heartbeat, RunData, RunEnded, RunStarted
+from tocsin.schemas.records.runs import (
+    Heartbeat,
+    RunData,
+    RunEnded,
+    RunStarted,
+)
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar, tensors
 
@@ -70,6 +75,7 @@ class TelemetryLost(Rule[TelemetryLostParams, _State]):
         resolve_after_steps=0,
     )
     state_type = _State
+    by_presence = True
 
     def next_due_ms(self) -> int | None:
         return None if self.state.over else self.state.check_ms

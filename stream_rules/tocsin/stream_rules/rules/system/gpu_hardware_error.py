@@ -187,7 +187,7 @@ class GpuHardwareError(Rule[GpuHardwareErrorParams, _State]):
         reason = f"{name} reports {count.more:.0f} new {text} since this run began"
         numbers = gpu.column("xid")
         found = [] if branch != "xid" or numbers is None else numbers[rises].tolist()
-        # None is 0, and where the number is not known nothing is said of it.
+        # None is 0, and where the number is not known nothing is reported.
         xids = [int(x) for x in found if math.isfinite(x) and x > 0]
         if xids:
             xid = next((x for x in xids if x not in LESSER_XIDS), xids[-1])

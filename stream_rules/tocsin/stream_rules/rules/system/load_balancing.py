@@ -37,7 +37,7 @@ _LOOK_MS: Final = 20_000
 
 _MOST: Final = 64
 _SILENT_US: Final = 60_000_000
-"""A GPU that was not heard of for so long is not compared, microseconds."""
+"""A GPU that was not heard of for that long is not compared, microseconds."""
 
 _OVER_S: Final = 120.0
 

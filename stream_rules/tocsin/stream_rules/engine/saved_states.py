@@ -1,0 +1,75 @@
+"""The states of runs that were read from the bus and are not in use, by partition and run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from tocsin.bus.port import Record
+from tocsin.schemas.errors import RecordError
+from tocsin.schemas.records.snapshots import Snapshot
+
+logger = logging.getLogger(__name__)
+
+
+class SavedStates:
+    """Of each rule of a run the newest state that was seen: that with the highest `next_offset`,
+    which need not be the last one.
+
+    They are kept encoded: a bus has many of each until it compacts them, and most runs are over.
+    """
+
+    def __init__(self) -> None:
+        self._runs: Final[dict[int, dict[str, dict[str, tuple[int, bytes]]]]] = {}
+
+    def saw(self, partition: int, record: Record) -> None:
+        """A record of the state topic. One that cannot be read is skipped, with a warning."""
+        runs = self._runs.setdefault(partition, {})
+        run_id, _, rule = record.key.decode(errors="replace").partition("/")
+        if record.value is None:
+            runs.get(run_id, {}).pop(rule, None)
+            return
+        try:
+            offset = Snapshot.offset_of(record.value)
+        except RecordError as error:
+            _unreadable(run_id, rule, error)
+            return
+        known = runs.setdefault(run_id, {}).get(rule)
+        if known is None or offset >= known[0]:
+            runs[run_id][rule] = offset, record.value
+
+    def keep(self, partition: int, run_id: str, snapshots: Iterable[Snapshot]) -> None:
+        """As if these had been read, and nothing else of the run."""
+        states = {one.rule: (one.next_offset, one.encode()) for one in snapshots}
+        self._runs.setdefault(partition, {})[run_id] = states
+
+    def has(self, partition: int, run_id: str) -> bool:
+        """Whether there is something of the run."""
+        return run_id in self._runs.get(partition, {})
+
+    def runs(self, partition: int) -> list[str]:
+        """The runs of which there is something."""
+        return list(self._runs.get(partition, {}))
+
+    def pop(self, partition: int, run_id: str) -> dict[str, Snapshot]:
+        """The states of a run by rule, which are forgotten here; those that can be read."""
+        found: dict[str, Snapshot] = {}
+        for rule, (_, value) in self._runs.get(partition, {}).pop(run_id, {}).items():
+            try:
+                found[rule] = Snapshot.decode(value)
+            except RecordError as error:
+                _unreadable(run_id, rule, error)
+        return found
+
+    def release(self, partitions: Collection[int]) -> None:
+        """Forget these partitions."""
+        for number in partitions:
+            self._runs.pop(number, None)
+
+
+def _unreadable(run_id: str, rule: str, error: RecordError) -> None:
+    logger.warning(
+        "snapshot cannot be read",
+        extra={"action": "rules", "run_id": run_id, "rule": rule, "reason": str(error)},
+    )
