@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
@@ -114,7 +115,7 @@ def decisions_of(config: Config, routing: Routing, *, limited: bool = True) -> D
 
 
 def digests_of(config: Config, routing: Routing) -> dict[str, DigestReceiver]:
-    """The receivers that are told once in an interval that all is well."""
+    """The receivers that are notified once in an interval that all is well."""
     return {
         name: DigestReceiver(
             receiver.type,
@@ -166,8 +167,9 @@ def places(path: Path | None) -> Callable[[Loc], str]:
         named = None if path is None else read_files(Path(path.name), folder=path.parent)
     except ConfigurationError:
         named = None
-    sources = None if named is None else Sources.of(named)
+    sources = None if named is None else Sources.from_texts(named)
 
+    @cache
     def place(loc: Loc) -> str:
         return "config: " + ".".join(map(str, loc)) if sources is None else str(sources.place(loc))
 

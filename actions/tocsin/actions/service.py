@@ -16,13 +16,13 @@ from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.answer_links import AnswerLinks
 from tocsin.actions.delivery.failures import FailureReports
 from tocsin.actions.delivery.receiver_queues import ReceiverQueue
-from tocsin.actions.delivery.retry import RetryPolicy
 from tocsin.actions.delivery.setup import Setup
 from tocsin.actions.delivery.stop_publisher import StopPublisher
 from tocsin.actions.digests.facts import read_digest
+from tocsin.actions.ledger.retry import RetryPolicy
 from tocsin.actions.receivers.address_guard import AddressGuard, parse_networks
 from tocsin.actions.receivers.build import Receivers
-from tocsin.actions.receivers.kind import ReceiverContext
+from tocsin.actions.receivers.kind import MakeReport, ReceiverContext
 from tocsin.actions.receivers.notify_option import parse_addresses
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.receivers.run_addresses import ReadAddresses, RunAddresses
@@ -59,6 +59,7 @@ def build_actions_service(
     kinds: ReceiverKinds | None = None,
     trusted: Callable[[], TrustedKeys] | None = None,
     links: bool = False,
+    report: MakeReport | None = None,
     crash: Callable[[str], None] = no_crash,
 ) -> ActionsService:
     """The action service for one worker.
@@ -81,6 +82,7 @@ def build_actions_service(
         kinds: the kinds of receivers, if not those of tocsin and of installed packages.
         trusted: the keys of those whose silences count, if not `key` alone; may block.
         links: whether messages have links by which people answer, if there is a `public_url`.
+        report: makes a report of a run, for receivers that attach one.
         crash: points at which a test may end the process: `attempting`, `attempted`.
 
     Raises:
@@ -106,6 +108,7 @@ def build_actions_service(
                 environ=own,
                 software=software,
                 commands=frozenset(allow_command),
+                report=report,
             ),
             known,
         )
@@ -127,7 +130,9 @@ def build_actions_service(
         opened = receivers
         failures = FailureReports.from_config(config)
         decisions = decisions_of(config, routing, limited=not embedded)
-        answers = AnswerLinks(config.public_url, key) if links else AnswerLinks()
+        without = [name for name, one in config.receivers.items() if not one.links]
+        public_url = config.public_url if links else None
+        answers = AnswerLinks(public_url, key, without, config.page_url)
         digests = digests_of(config, routing)
         backends = backend_stops(config, ends, routing.place)
 

@@ -16,8 +16,8 @@ from tocsin.actions.decision.planned import STOP
 from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.failures import FailureReports
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue
-from tocsin.actions.delivery.retry import Outcome
 from tocsin.actions.delivery.setup import Setup
+from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.build import receiver_queue
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.bus.port import Partition, Record
@@ -27,7 +27,7 @@ from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import EVENT_TYPES, Data, Event
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import Issue
-from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import (
     ISSUE_PARTITIONS,
@@ -89,7 +89,7 @@ class Simulation:
         self._nudged = False
         self._service.attached(Attachment(nudge=self._nudge))
 
-    async def take(self, *events: Event[Data]) -> None:
+    async def apply(self, *events: Event[Data]) -> None:
         """Read these from the bus, now: issues, answers to them, and views of runs."""
         await self._round([self._record(event) for event in events])
 

@@ -1,4 +1,4 @@
-"""The stage of the causes: who was told of a cause needs no message about what follows. Pure."""
+"""The stage of the causes: a receiver of a cause needs no message about what follows. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tocsin.schemas.records.issues import SEVERITIES, SHORT_ID, Issue, Severity
 
 @dataclass(frozen=True, slots=True)
 class Noticed:
-    """What a receiver has been told about an issue.
+    """The notices about an issue that a receiver has got.
 
     Attributes:
         severity: of the newest notice that it got; None if it got none, or that is not known.
-        open: whether it was told that the issue started, and not that it is over.
+        open: whether it was notified of the start of the issue, and not of its end.
         held: whether a notice of its start was held, and none was sent since.
     """
 
@@ -27,9 +27,9 @@ class Noticed:
 
 
 def folded(issue: Issue, cause: Noticed | None) -> Held | None:
-    """Whether a receiver needs no message about an issue, after what it was told of its cause.
+    """Whether a receiver needs no message about an issue, after what it was sent about its cause.
 
-    It gets one all the same when the issue is graver than its cause, or the cause is over.
+    It gets one anyway when the issue is more severe than its cause, or the cause is over.
     """
     if issue.consequence_of is None or cause is None or not cause.open or cause.severity is None:
         return None

@@ -15,9 +15,9 @@ from tocsin.actions.decision.routing import Routing
 from tocsin.actions.decision.silences import Silence, silenced
 from tocsin.actions.decision.stop_guards import Fleet, StopGuards
 from tocsin.actions.decision.time_windows import TimeWindows
-from tocsin.schemas.configuration.inhibitions import InhibitEntry
 from tocsin.schemas.configuration.receivers import ReceiverConfig
-from tocsin.schemas.configuration.silences import Muted
+from tocsin.schemas.configuration.routing.inhibitions import InhibitEntry
+from tocsin.schemas.configuration.routing.silences import Muted
 from tocsin.schemas.records.deliveries import LATE
 from tocsin.schemas.records.issues import Issue, IssueOngoing
 
@@ -37,7 +37,7 @@ class Known(Protocol):
         ...
 
     def noticed(self, issue_id: str) -> Mapping[str, Noticed]:
-        """What each receiver has been told about an issue, by name."""
+        """The notices about an issue that each receiver has got, by name."""
         ...
 
     def stops_off(self) -> str:
@@ -90,7 +90,7 @@ class Decisions:
         checked = [self._checked(item, issue, known, now_ms) for item in planned]
         return [*checked, *self._asked(checked)]
 
-    def told(self, issue: Issue, noticed: Mapping[str, Noticed]) -> list[Planned]:
+    def notified(self, issue: Issue, noticed: Mapping[str, Noticed]) -> list[Planned]:
         """Who is notified of the end of an issue: those who were notified of its start."""
         return [item for item in self._routed(issue, noticed) if self._sends_resolved(item)]
 
@@ -166,7 +166,7 @@ class Decisions:
                 yield replace(item, forbidden=NOT_TOLD)
 
     def _routed(self, issue: Issue, noticed: Mapping[str, Noticed]) -> Iterator[Planned]:
-        """Who was told of an issue, each with the route by which they would be now."""
+        """Who was notified of an issue, each with the route that would notify them now."""
         routes = {item.action: item.route for item in self.routing.notices(issue)}
         for item in _told(noticed):
             yield replace(item, route=routes.get(item.action))
@@ -184,7 +184,7 @@ class Decisions:
 
 
 def _told(noticed: Mapping[str, Noticed]) -> Iterator[Planned]:
-    """The receivers that were told of an issue, as they were asked for then."""
+    """The receivers that were notified of an issue, as they were asked for then."""
     for action, seen in noticed.items():
         if seen.told:
             yield Planned(action, seen.kind, seen.decided_by)

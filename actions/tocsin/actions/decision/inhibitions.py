@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from tocsin.actions.decision.planned import Held, Place
-from tocsin.schemas.configuration.inhibitions import InhibitEntry
-from tocsin.schemas.configuration.matches import labels_fit
+from tocsin.schemas.configuration.routing.inhibitions import InhibitEntry
+from tocsin.schemas.configuration.routing.matches import labels_fit
 from tocsin.schemas.records.issues import SHORT_ID
 
 WAIT_MS: Final = 2_000

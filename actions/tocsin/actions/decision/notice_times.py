@@ -10,7 +10,7 @@ from typing import Final
 
 from tocsin.actions.decision.issue_labels import issue_labels
 from tocsin.schemas.configuration.receivers import ReceiverConfig, UrgentConfig
-from tocsin.schemas.configuration.routes import RouteEntry
+from tocsin.schemas.configuration.routing.routes import RouteEntry
 from tocsin.schemas.configuration.sections import DefaultsConfig
 from tocsin.schemas.records.deliveries import Repeats
 from tocsin.schemas.records.issues import SEVERITIES, Issue
@@ -21,7 +21,7 @@ _LONGEST: Final = 400
 
 @dataclass(frozen=True, slots=True)
 class NoticeTimes:
-    """What the configuration says of the notices of each receiver.
+    """When to send the notices of each receiver, by the configuration.
 
     Attributes:
         urgent: by receiver.
@@ -36,7 +36,7 @@ class NoticeTimes:
     def from_config(
         cls, defaults: DefaultsConfig, receivers: Mapping[str, ReceiverConfig]
     ) -> NoticeTimes:
-        """What a configuration says, by its defaults and its receivers."""
+        """The times of a configuration, from its defaults and its receivers."""
         interval = defaults.repeat_interval
         return cls(
             defaults.group_by,
@@ -45,7 +45,7 @@ class NoticeTimes:
             {name: one.urgent for name, one in receivers.items() if one.urgent is not None},
         )
 
-    def of(self, route: RouteEntry | None) -> NoticeTimes:
+    def for_route(self, route: RouteEntry | None) -> NoticeTimes:
         """What applies to the notices of a route; None: of no route."""
         if route is None:
             return self

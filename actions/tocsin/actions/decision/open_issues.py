@@ -7,9 +7,9 @@ from typing import Final, TypeVar
 
 from tocsin.actions.decision.inhibitions import OpenIssue, could_mute
 from tocsin.actions.decision.issue_labels import issue_labels
-from tocsin.schemas.configuration.inhibitions import InhibitEntry
+from tocsin.schemas.configuration.routing.inhibitions import InhibitEntry
 from tocsin.schemas.records.issues import Issue
-from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.topics import issue_partition
 
 _State = tuple[int, Mapping[str, str] | None]
@@ -26,7 +26,7 @@ TRAININGS: Final = 10_000
 
 
 class OpenIssues:
-    """What the issues topic says, up to what was read of it."""
+    """The open issues of the issues topic, up to what was read of it."""
 
     def __init__(self, entries: Sequence[InhibitEntry]) -> None:
         self._entries = entries
@@ -47,7 +47,7 @@ class OpenIssues:
         """Whether an issue is open and may explain others."""
         return issue.issue_id in self._of.get((issue.run_id, issue.incarnation), ())
 
-    def of(self, run_id: str, incarnation: str) -> Iterable[OpenIssue]:
+    def in_training(self, run_id: str, incarnation: str) -> Iterable[OpenIssue]:
         """The open issues of a training."""
         return self._of.get((run_id, incarnation), {}).values()
 

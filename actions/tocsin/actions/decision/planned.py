@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tocsin.schemas.configuration.problems import Loc
-from tocsin.schemas.configuration.routes import RouteEntry
+from tocsin.schemas.configuration.routing.routes import RouteEntry
 from tocsin.schemas.configuration.sections import StopOptions
 from tocsin.schemas.records.deliveries import HeldBy
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tocsin.actions.decision.planned import Place
-from tocsin.schemas.configuration.matches import labels_fit
-from tocsin.schemas.configuration.routes import RouteEntry
+from tocsin.schemas.configuration.routing.matches import labels_fit
+from tocsin.schemas.configuration.routing.routes import RouteEntry
 from tocsin.schemas.records.issues import Severity
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from tocsin.actions.decision.issue_labels import issue_labels
 from tocsin.actions.decision.planned import STOP, Place, Planned
 from tocsin.actions.decision.routes import routed
-from tocsin.schemas.configuration.routes import RouteEntry
+from tocsin.schemas.configuration.routing.routes import RouteEntry
 from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry, StopOptions
 from tocsin.schemas.records.issues import SEVERITIES, Issue, IssueOngoing
 
@@ -28,8 +28,8 @@ class Routing:
         notify: names of the receivers that `--notify` made.
         notify_of: which ones count for this issue's run alone, with their kinds.
         kinds: of the receivers, those of `--notify` included.
-        send_resolved: whether receivers are notified when an issue resolves, of those that say so.
-        resolved_by_default: whether the others are, where their route says nothing.
+        send_resolved: whether the receivers that ask for it are notified when an issue resolves.
+        resolved_by_default: whether the others are, where their route does not decide.
         stops_off: why no stop is sent (`--no-stop`); None if stops are on.
         place: where a part of the config file is.
         routes: decide where a rule has no action list, or `by_route` in it.
@@ -49,7 +49,7 @@ class Routing:
         """What to do, stop first; each action once.
 
         A notice goes out when an issue fires, when it turns critical and when it is resolved,
-        unless this state is muted; a stop when it fires or gets graver, or as soon as it is not
+        unless this state is muted; a stop when it fires or gets worse, or as soon as it is not
         held back any more. A rule's action list decides alone; without one the routes notify, and a
         critical, stop-worthy issue stops its run.
         """

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tocsin.actions.decision.planned import Held, Place
-from tocsin.schemas.configuration.matches import labels_fit
-from tocsin.schemas.configuration.silences import Muted, SilenceEntry
+from tocsin.schemas.configuration.routing.matches import labels_fit
+from tocsin.schemas.configuration.routing.silences import Muted, SilenceEntry
 from tocsin.schemas.text import plain_line, time_text
 
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Final
 
 from tocsin.actions.decision.planned import Held, Place, Planned
-from tocsin.schemas.configuration.limits import StopLimits
+from tocsin.schemas.configuration.policy import StopLimits
 from tocsin.schemas.configuration.sections import StopMode, StopOptions
 from tocsin.schemas.configuration.values import format_duration, format_percent
 

@@ -1,4 +1,4 @@
-"""Which backend may end the job of a run: none, unless the section `policy` says so. Pure."""
+"""Which backend may end the job of a run: none, unless the section `policy` allows it. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tocsin.actions.decision.planned import Place
-from tocsin.schemas.configuration.matches import labels_fit
 from tocsin.schemas.configuration.policy import PolicyEntry
-from tocsin.schemas.records.runs import RunView, SchedulerJob
+from tocsin.schemas.configuration.routing.matches import labels_fit
+from tocsin.schemas.records.run_view import RunView
+from tocsin.schemas.records.runs import SchedulerJob
 
 CanEnd = Callable[[SchedulerJob], bool]
 """Whether a target can end such a job."""
@@ -33,7 +34,7 @@ class StopPolicy:
 
     Runs, issues and stops of other topic prefixes are never asked about here: a service reads the
     topics of its own prefix only (`ActionsService.inputs` and `follows`), and on Kafka the access
-    lists say who may write there. So the runs that an entry can match are those of one team.
+    lists decide who may write there. So the runs that an entry can match are those of one team.
 
     Attributes:
         entries: in the file's order; the first that fits decides.
@@ -43,6 +44,18 @@ class StopPolicy:
     entries: Sequence[PolicyEntry] = ()
     targets: Mapping[str, CanEnd] = field(default_factory=dict)
     place: Place = lambda loc: ".".join(map(str, loc))
+
+    def named_for(self, labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """The targets that may be asked about runs with these labels (`run` among them), in the
+        order in which they are tried, each with the config line. The job decides which one fits.
+        """
+        named: set[str] = set()
+        for entry in self.entries:
+            if labels_fit(entry.match, labels):
+                for name, loc in entry.named():
+                    if name not in named:
+                        named.add(name)
+                        yield name, f"policy ({self.place(loc)})"
 
     def permit(self, run: RunView, job: SchedulerJob) -> Permit:
         """Which target may end the job that a run is in."""

@@ -8,7 +8,7 @@ from typing import Final
 from zoneinfo import ZoneInfo
 
 from tocsin.actions.decision.planned import Held
-from tocsin.schemas.configuration.time_windows import DAY_MINUTES, TimeWindow, parse_weekly
+from tocsin.schemas.configuration.routing.time_windows import DAY_MINUTES, TimeWindow, parse_weekly
 from tocsin.schemas.text import time_text
 
 _WEEK: Final = 7

@@ -14,21 +14,20 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final
 
 from tocsin.actions.decision.planned import STOP
-from tocsin.actions.delivery import stop as stops
 from tocsin.actions.delivery.control_records import ControlRecords
+from tocsin.actions.delivery.due_deliveries import DueDeliveries
 from tocsin.actions.delivery.followed_runs import FollowedRuns
-from tocsin.actions.delivery.ledger import Ledger
 from tocsin.actions.delivery.ledger_writer import LedgerWriter
 from tocsin.actions.delivery.notices import Notices
 from tocsin.actions.delivery.planner import Intent, Planner
-from tocsin.actions.delivery.receiver_queues import Attempted, Notice, ReceiverQueue, ReceiverQueues
-from tocsin.actions.delivery.retry import Decision, RetryPolicy
+from tocsin.actions.delivery.receiver_queues import Attempted, ReceiverQueue, ReceiverQueues
 from tocsin.actions.delivery.setup import InThread, SetUp, Setup
 from tocsin.actions.delivery.stop_decisions import StopDecisions
 from tocsin.actions.digests.digests import Digests, ReadDigest
-from tocsin.bus.port import BusUnavailable, Outgoing, Partition, Record
+from tocsin.actions.ledger.ledger import Ledger
+from tocsin.actions.ledger.retry import Decision, RetryPolicy
+from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.runtime import metrics as names
-from tocsin.runtime.leased_runs import Skip
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.service import Attachment, Poison, Service, Tick
 from tocsin.schemas.errors import MalformedRecord, RecordError
@@ -36,20 +35,18 @@ from tocsin.schemas.records.deliveries import REPEAT, Delivery
 from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import Issue
-from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.records.wire import read_event
 from tocsin.schemas.signing import TrustedKeys
 from tocsin.schemas.topics import (
     ISSUE_PARTITIONS,
     TELEMETRY_PARTITIONS,
     Topics,
-    issue_partition,
     telemetry_partition,
 )
 
 logger = logging.getLogger(__name__)
 
-_NOT_OURS_MS: Final = 2_000
 _AFTER_A_BUG_MS: Final = 60_000
 
 
@@ -67,6 +64,7 @@ class ActionsService(Service):
 
     name = "actions"
     holds_skipped = True
+    keeps_state = False
 
     def __init__(
         self,
@@ -86,10 +84,8 @@ class ActionsService(Service):
         self.inputs = (topics.issues,)
         self._topics = topics
         self._only: frozenset[str] | None = None
-        self._skip: Skip | None = None
         self._requested_by = requested_by
         self._close_receivers = setup.close
-        self._links, self._prices = setup.links, setup.prices
         self.set_up = set_up
         self._metrics = metrics or Metrics()
         self._queues = ReceiverQueues(
@@ -120,6 +116,17 @@ class ActionsService(Service):
         self._notices = Notices(
             self._ledger, self._planner, self._runs, self._queues, self._started
         )
+        self._due = DueDeliveries(
+            self._ledger,
+            self._queues,
+            self._notices,
+            self._stops,
+            self._runs,
+            started=self._started,
+            report=self._report,
+            links=setup.links,
+            prices=setup.prices,
+        )
         self._digests = Digests(
             setup.digests,
             read_digest,
@@ -136,7 +143,7 @@ class ActionsService(Service):
 
     def attached(self, to: Attachment) -> None:
         """See `Service`."""
-        self._nudge, self._only, self._skip = to.nudge, to.only_runs, to.skip
+        self._nudge, self._only, self._due.skip = to.nudge, to.only_runs, to.skip
         self._digests.attached(to)
 
     def follows(self, partition: int) -> Sequence[Partition]:
@@ -201,20 +208,20 @@ class ActionsService(Service):
 
     def outputs(self) -> Sequence[Outgoing]:
         """See `Service`."""
-        outputs, self._silences_over = [*self._writer.take(), *self._silences_over], []
+        outputs, self._silences_over = [*self._writer.drain(), *self._silences_over], []
         self._unsaved = self._unsaved or bool(outputs)
         return outputs
 
     def next_due_ms(self) -> int | None:
         """See `Service`."""
-        dues = (self._due_ms(), self._digests.next_due_ms())
+        dues = (self._due.next_ms(), self._digests.next_due_ms())
         return min((due for due in dues if due is not None), default=None)
 
     def wants_checkpoint(self) -> bool:
         """See `Service`: attempts start after a checkpoint, so one is wanted when any is due."""
         if self._digests.wanted:
             return True
-        due = self._due_ms()
+        due = self._due.next_ms()
         # Another worker's entry may end a delivery without anything to be written here: whoever
         # waits in `drain` must hear of each round.
         return self._draining > 0 or (due is not None and due <= self._now_ms)
@@ -222,11 +229,7 @@ class ActionsService(Service):
     async def checkpointed(self, now_ms: int) -> None:
         """See `Service`: the ledger is on the bus, so what is due may be sent."""
         self._now_ms = now_ms
-        for action in self._ledger.actions():
-            room = self._queues.room(action)
-            if room > 0:
-                for delivery in self._ledger.due(action, self._now_ms, self._started, room):
-                    await self._start(delivery)
+        await self._due.start(now_ms, self._owned)
         self._digests.begin()
         self._metrics.set(names.PENDING, self._ledger.open())
         self._unsaved = False
@@ -242,7 +245,8 @@ class ActionsService(Service):
     async def drain(self, timeout_s: float, run_id: str | None = None) -> bool:
         """Wait until all deliveries (of one run) are final and on the bus; at most `timeout_s`.
 
-        Call it after `Worker.caught_up`. Returns whether they are; `unfinished` says which not.
+        Call it after `Worker.caught_up`. Returns whether they are; `unfinished` returns those that
+        are not.
         """
         self._draining += 1
         try:
@@ -264,7 +268,7 @@ class ActionsService(Service):
     @property
     def public_url(self) -> str | None:
         """Where people reach the pages that links in messages lead to; None: no links."""
-        return self._links.public_url
+        return self._due.links.public_url
 
     async def use(self, setup: Setup, in_thread: InThread) -> None:
         """Go on with another configuration. What was decided by the old one stays decided."""
@@ -272,7 +276,7 @@ class ActionsService(Service):
         # A receiver is there before anything is decided to be sent to it.
         self._queues.add(setup.queues)
         await in_thread(lambda: self._decide_by(setup))
-        self._links, self._prices = setup.links, setup.prices
+        self._due.links, self._due.prices = setup.links, setup.prices
         self._queues.keep(setup.queues, close_old)
 
     # -- deciding (worker's thread) ------------------------------------------------------------
@@ -408,61 +412,7 @@ class ActionsService(Service):
         elif isinstance(data, Delivery):
             self._order_unchecked |= self._ledger.read(data)
             if data.final:
-                self._writer.forget(data)
-
-    def _due_ms(self) -> int | None:
-        """When the next attempt is due."""
-        full = [action for action in self._ledger.actions() if self._queues.room(action) <= 0]
-        return self._ledger.next_due_ms(full)
-
-    # -- sending (event loop) ------------------------------------------------------------------
-
-    async def _start(self, delivery: Delivery) -> None:
-        now_ms = self._now_ms
-        mine = issue_partition(delivery.run_id) in self._owned
-        if not mine or await self._is_skipped(delivery.run_id):
-            self._ledger.postpone(delivery, now_ms + _NOT_OURS_MS)
-            return
-        if delivery.delivery_id in self._started:
-            return
-        if delivery.waits_for_people:
-            # Its time was not up when the answers were last settled.
-            self._ledger.postpone(delivery, now_ms)
-            return
-        if (waiting := self._notices.waits_for(delivery)) is not None:
-            self._ledger.hold(delivery, waiting)
-            return
-        alone = (delivery.delivery_id,)
-        if delivery.kind == STOP and self._stops.is_to_check(delivery, now_ms):
-            self._report(Attempted(alone, None, now_ms))
-            return
-        instead = (
-            self._stops.switched_off(delivery)
-            or self._notices.instead(delivery, now_ms)
-            or self._queues.gate(delivery, now_ms)
-        )
-        if instead is not None:
-            if instead.next_attempt_ms is not None:
-                self._ledger.postpone(delivery, instead.next_attempt_ms)
-            else:
-                self._report(Attempted(alone, None, now_ms, instead=instead))
-            return
-        together = self._notices.message(delivery, now_ms)
-        self._started.update(one.delivery_id for one in together)
-        stop = self._ledger.stop_for(delivery)
-        did = () if stop is None else (stops.sentence(*stop),)
-        handle = self._ledger.handle(delivery)
-        stopped = None if stop is None else stop[0]
-        stake = self._runs.stake(delivery, self._prices)
-        url = self._links.url
-        self._queues.start(Notice(delivery, now_ms, did, handle, together[1:], url, stopped, stake))
-
-    async def _is_skipped(self, run_id: str) -> bool:
-        try:
-            return self._skip is not None and await self._skip(run_id)
-        except BusUnavailable:
-            # Not known now; the delivery has left the schedule and must come back to it.
-            return True
+                self._writer.drop(data)
 
     def _report(self, attempted: Attempted) -> None:
         self._inbox.append(attempted)

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Final
 
-from tocsin.actions.delivery.ledger import Change, Ledger
-from tocsin.actions.delivery.retry import Decision
 from tocsin.actions.delivery.stop import renewed
+from tocsin.actions.ledger.ledger import Change, Ledger
+from tocsin.actions.ledger.retry import Decision
 from tocsin.bus.port import Record
 from tocsin.schemas.configuration.sections import ApproveOptions
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.records.deliveries import Approval, Delivery, HeldBy
 from tocsin.schemas.records.events import EVENT_TYPES
-from tocsin.schemas.records.stop_control import StopAnswered
+from tocsin.schemas.records.stops.control import StopAnswered, is_answer_key
 from tocsin.schemas.records.wire import read_signature
 from tocsin.schemas.signing import TrustedKeys
 from tocsin.schemas.text import time_text
@@ -39,7 +39,7 @@ def asked(stop: Delivery, options: ApproveOptions, why: str, now_ms: int) -> Del
 
 
 def answered(stop: Delivery, answer: StopAnswered, now_ms: int) -> Change | None:
-    """What an answer makes of a stop that waits; None: it says nothing new."""
+    """What an answer makes of a stop that waits; None: it is nothing new."""
     approval = stop.approval
     if approval is None:
         return None
@@ -79,11 +79,12 @@ class Approvals:
             SignatureError: it is an answer, and not signed by a trusted key.
             RecordError: likewise, and cannot be read.
         """
-        if record.value is None or not record.key.endswith(b"/approval"):
+        if record.value is None or not is_answer_key(record.key):
             return
         self._trusted().verify(record.key, record.value, read_signature(record.headers))
         data = EVENT_TYPES.decode(record.value).data
-        if not isinstance(data, StopAnswered) or data.key.encode() != record.key:
+        key = record.key.decode(errors="replace")
+        if not isinstance(data, StopAnswered) or not data.is_under(key):
             raise RecordError("expected an answer to a stop, under its run's key")
         self._answers.setdefault(data.delivery_id, []).append(data)
         while len(self._answers) > MAX_ANSWERS:
@@ -124,7 +125,7 @@ def _ended(stop: Delivery, held: HeldBy, why: str) -> Change:
 
 
 def _reasoned(stop: Delivery) -> Delivery:
-    """With the sentence that says what it waits for."""
+    """With the sentence about what it waits for."""
     approval = stop.approval
     assert approval is not None
     so_far = f" ({len(approval.by)} of {approval.quorum} so far)" if approval.quorum > 1 else ""

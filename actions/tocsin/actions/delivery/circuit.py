@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
-from tocsin.actions.delivery.retry import Decision, Outcome, is_temporary
+from tocsin.actions.ledger.retry import Decision, Outcome, is_temporary
 from tocsin.schemas.records.deliveries import Delivery
 
 GONE: Final = (
@@ -45,7 +45,7 @@ class Circuit:
         """None while it is closed."""
 
         self.gone = False
-        """Whether the receiver has said that it does not exist any more."""
+        """Whether the receiver has answered that it does not exist any more."""
 
         self._failed: set[str] = set()
         self._probe: str | None = None

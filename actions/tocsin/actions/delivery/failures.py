@@ -9,7 +9,7 @@ from tocsin.actions.decision.planned import STOP
 from tocsin.actions.decision.routing import ACTION_FAILED
 from tocsin.actions.delivery.circuit import GONE
 from tocsin.actions.delivery.records import failed_letter, issue_of, issue_record
-from tocsin.actions.delivery.retry import Outcome, phrase_of
+from tocsin.actions.ledger.retry import Outcome, phrase_of
 from tocsin.bus.port import Outgoing
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.errors import RecordError
@@ -57,8 +57,9 @@ class FailureReports:
         """What is to be published when a delivery has come to a state.
 
         One that expired or was rejected is a dead letter, so that it can be sent once more. One
-        that expired, or whose receiver said that it is gone, is an issue too, unless it was about
-        one. Another delivery to the same receiver gives the same issue, by its id: one is enough.
+        that expired, or whose receiver answered that it is gone, is an issue too, unless it was
+        about one. Another delivery to the same receiver gives the same issue, by its id: one is
+        enough.
         """
         if delivery.state not in ("expired", "rejected"):
             return []

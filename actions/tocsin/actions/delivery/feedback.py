@@ -30,7 +30,7 @@ def planned_after(
     """
     found = [
         replace(planned, decided_by=f"{feedback.text}; {planned.decided_by}")
-        for planned in decisions.told(feedback.issue, noticed)
+        for planned in decisions.notified(feedback.issue, noticed)
     ]
     if feedback.closes:
         return found

@@ -10,13 +10,13 @@ from tocsin.schemas.compute import left_of, saved_by_stop
 from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import Issue
-from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.records.runs_view import RunSeen, RunsView
 from tocsin.schemas.topics import ISSUE_PARTITIONS, telemetry_partition
 
 
 class FollowedRuns:
-    """What the runs topic says, of thousands of runs."""
+    """The views of the runs topic, of thousands of runs."""
 
     def __init__(self) -> None:
         self._view = RunsView()

@@ -1,6 +1,6 @@
 """Which notices are sent together, and when one is repeated. Pure: entries of the ledger and times.
 
-What is decided is in the entry: `sent_as` names its message, `next_attempt_ms` says when that goes
+What is decided is in the entry: `sent_as` names its message, `next_attempt_ms` is when that goes
 out. So it is the same after a restart. An entry joins a message only before that is due, and a
 message is not sent before: what has been attempted is never attempted again with more in it.
 """

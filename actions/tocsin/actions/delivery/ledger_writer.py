@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tocsin.actions.delivery.failures import FailureReports
-from tocsin.actions.delivery.ledger import Change, Ledger
 from tocsin.actions.delivery.records import delivery_record, tombstone
-from tocsin.actions.delivery.retry import Decision
+from tocsin.actions.ledger.ledger import Change, Ledger
+from tocsin.actions.ledger.retry import Decision
 from tocsin.bus.port import Outgoing, Record
 from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
@@ -40,7 +40,7 @@ class LedgerWriter:
         """When the issue of a new delivery was appended to the bus; its age is measured."""
         self._appended_ms[delivery_id] = at_ms
 
-    def forget(self, delivery: Delivery) -> None:
+    def drop(self, delivery: Delivery) -> None:
         """Another worker has ended a delivery."""
         self._appended_ms.pop(delivery.delivery_id, None)
 
@@ -83,7 +83,7 @@ class LedgerWriter:
         outdated = self._ledger.outdated(now_ms)
         self._records += [tombstone(self._topics, settled) for settled in outdated]
 
-    def take(self) -> list[Outgoing]:
+    def drain(self) -> list[Outgoing]:
         """The records since the last call."""
         records, self._records = self._records, []
         return records

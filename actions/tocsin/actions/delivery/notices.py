@@ -9,12 +9,12 @@ from typing import Final
 from tocsin.actions.decision.planned import STOP, Planned
 from tocsin.actions.delivery.followed_runs import FollowedRuns
 from tocsin.actions.delivery.grouping import next_repeat, placed
-from tocsin.actions.delivery.ledger import Change, Ledger
 from tocsin.actions.delivery.order import SUPERSEDED, superseded, waits
 from tocsin.actions.delivery.planner import Intent, Planner
 from tocsin.actions.delivery.receiver_queues import ReceiverQueues
 from tocsin.actions.delivery.records import new_delivery
-from tocsin.actions.delivery.retry import Decision
+from tocsin.actions.ledger.ledger import Change, Ledger
+from tocsin.actions.ledger.retry import Decision
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import (
     FINAL_STATES,
@@ -130,8 +130,8 @@ class Notices:
     def stopped(self, stop: Delivery, now_ms: int) -> Iterator[Change]:
         """The notices that edit into messages how a stop has ended.
 
-        To be written before the end of the stop, which is their only cause. A stop that nobody was
-        told of ends without a word, and so does one of an earlier time of its issue.
+        To be written before the end of the stop, which is their only cause. There are none for a
+        stop of which nobody was notified, nor for one of an earlier time of its issue.
         """
         if stop.kind != STOP or stop.issue_event is None:
             return

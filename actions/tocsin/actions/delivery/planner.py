@@ -20,10 +20,10 @@ from tocsin.actions.delivery.approvals import asked
 from tocsin.actions.delivery.control_records import ControlRecords
 from tocsin.actions.delivery.feedback import issue_after, planned_after
 from tocsin.actions.delivery.followed_runs import FollowedRuns
-from tocsin.actions.delivery.ledger import Ledger
 from tocsin.actions.delivery.records import issue_of, new_delivery, unpublished_event
-from tocsin.actions.delivery.retry import Decision
 from tocsin.actions.delivery.stop import give_up_ms, stop_command
+from tocsin.actions.ledger.ledger import Ledger
+from tocsin.actions.ledger.retry import Decision
 from tocsin.schemas.configuration.sections import StopOptions
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import Delivery
@@ -69,7 +69,7 @@ class Intent:
 
 
 class Planner(Known):
-    """Asks the decisions, and remembers what they need: who was told, and which issues are open.
+    """Asks the decisions, and remembers what they need: who was notified, which issues are open.
 
     Attributes:
         needs_all_runs: whether limits of stops count all runs of the bus. Those that a later
@@ -164,7 +164,7 @@ class Planner(Known):
         times, planned = self._decisions.times, intent.planned
         if planned.route is None and intent.issue.state == "resolved":
             planned = self._as_asked(planned, intent.issue)
-        return times.of(planned.route)
+        return times.for_route(planned.route)
 
     def closed(self, receiver: str, now_ms: int) -> Held | None:
         """Which time window of its own keeps a receiver from getting a notice now."""
@@ -182,7 +182,7 @@ class Planner(Known):
 
     def open_issues(self, run_id: str, incarnation: str) -> Iterable[OpenIssue]:
         """See `Known`."""
-        return self.open_issues_now.of(run_id, incarnation)
+        return self.open_issues_now.in_training(run_id, incarnation)
 
     def stops_off(self) -> str:
         """See `Known`."""
@@ -197,7 +197,7 @@ class Planner(Known):
         return self._ledger.noticed(issue_id)
 
     def _as_asked(self, planned: Planned, issue: Issue) -> Planned:
-        """What the configuration says now of notifying a receiver, with the route that does."""
+        """How the configuration notifies a receiver now, with the route that does."""
         notices = self._decisions.routing.notices(issue)
         return next((one for one in notices if one.action == planned.action), planned)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tocsin.actions.delivery.circuit import Circuit, CircuitPolicy
-from tocsin.actions.delivery.retry import Decision, Outcome, too_late
+from tocsin.actions.ledger.retry import Decision, Outcome, too_late
 from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
 from tocsin.schemas.errors import RecordError
@@ -37,6 +37,7 @@ class Notice:
         handle: what the service calls the message about an earlier state of the issue.
         others: what is delivered in the same message.
         answer_url: the link by which the receiver of one of them answers; empty: it has none.
+        page_url: the page of the issue of one of them; empty: it has none.
         stop: the state of the stop of its run; None if there is none.
         stake: what of its run is at stake or was saved, with its label; None: not known.
     """
@@ -47,6 +48,7 @@ class Notice:
     handle: str | None = None
     others: Sequence[Delivery] = ()
     answer_url: Callable[[Delivery], str] = lambda delivery: ""
+    page_url: Callable[[Delivery], str] = lambda delivery: ""
     stop: DeliveryState | None = None
     stake: tuple[str, str] | None = None
 
@@ -175,7 +177,7 @@ class ReceiverQueues:
             return Decision("expired", f"no {what} of that name{sent}")
         circuit = self._circuits.get(name)
         if circuit is None:
-            # Room for receivers was asked for already; a target has some beside that for stops.
+            # Room for receivers was requested already; a target has some beside that for stops.
             full = self._room(name) <= 0
             return Decision("pending", delivery.reason, now_ms + _FULL_MS) if full else None
         return circuit.gate(delivery, now_ms, room=self._room(name))

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 
 from pydantic import JsonValue
 from pydantic_core import from_json
 
 from tocsin.actions.decision.planned import STOP, Planned
-from tocsin.actions.delivery.ledger import Settled
-from tocsin.bus.port import Outgoing, Partition
+from tocsin.actions.ledger.final_entries import Settled
+from tocsin.bus.port import Headers, Outgoing, Partition
 from tocsin.schemas.errors import MalformedRecord
 from tocsin.schemas.records.dead_letters import DeadLetter
 from tocsin.schemas.records.deliveries import DRILL, NEW, RESOLVED, WORSE, Delivery
 from tocsin.schemas.records.digests import Digest
 from tocsin.schemas.records.events import EVENT_TYPES, Data, Event, clip
 from tocsin.schemas.records.issues import Issue, IssueFiring, issue_event
-from tocsin.schemas.records.wire import meta_of
+from tocsin.schemas.records.wire import Meta, meta_of
 from tocsin.schemas.topics import DLQ_PARTITIONS, Topics, issue_partition, partition_for
 
 
@@ -61,8 +62,12 @@ def delivery_record(topics: Topics, delivery: Delivery, boot: str = "") -> Outgo
     """An entry of the ledger; `boot` is of who writes it."""
     event = _event(delivery)
     partition = Partition(topics.actions, issue_partition(delivery.run_id))
-    headers = meta_of(event, boot=boot).headers()
-    return Outgoing(partition, delivery.key.encode(), event.encode(), headers)
+    return Outgoing(partition, delivery.key.encode(), event.encode(), _headers(boot))
+
+
+@lru_cache(maxsize=16)
+def _headers(boot: str) -> Headers:
+    return Meta(Delivery.event_type, Delivery.version, boot=boot).headers()
 
 
 def issue_record(topics: Topics, issue: IssueFiring, time_ms: int) -> Outgoing:
@@ -124,7 +129,7 @@ def issue_of(delivery: Delivery) -> Issue:
 
 
 def digest_of(delivery: Delivery) -> Digest:
-    """What a digest says, from its event.
+    """The content of a digest, from its event.
 
     Raises:
         RecordError: it holds none.
@@ -136,7 +141,7 @@ def digest_of(delivery: Delivery) -> Digest:
 
 
 def _event(delivery: Delivery) -> Event[Delivery]:
-    return Event.of(
+    return Event.wrap(
         delivery,
         id=f"{delivery.delivery_id}/{delivery.attempts}/{delivery.state}",
         source="/actions",

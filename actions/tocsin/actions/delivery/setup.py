@@ -33,7 +33,7 @@ class Setup:
         close: closes the receivers.
         links: makes the links by which people answer.
         prices: what devices cost, for estimates of what is at stake.
-        digests: who is told once in an interval that all is well.
+        digests: who is notified once in an interval that all is well.
         backends: decides about the backends that may end jobs; None: none may.
     """
 

@@ -10,7 +10,7 @@ from typing import Final, cast
 
 from pydantic import JsonValue
 
-from tocsin.actions.delivery.retry import Decision
+from tocsin.actions.ledger.retry import Decision
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.schemas.configuration.sections import StopOptions
 from tocsin.schemas.errors import MalformedRecord
@@ -18,17 +18,17 @@ from tocsin.schemas.records.deliveries import Delivery, DeliveryState
 from tocsin.schemas.records.events import EVENT_TYPES, Event
 from tocsin.schemas.records.issues import Issue
 from tocsin.schemas.records.runs_view import RunSeen
-from tocsin.schemas.records.stops import StopRequested
+from tocsin.schemas.records.stops.commands import StopRequested
 from tocsin.schemas.records.wire import meta_of, signature_headers
 from tocsin.schemas.signing import SigningKey
 from tocsin.schemas.text import exit_text
 from tocsin.schemas.topics import Topics, issue_partition
 
 NOT_AFTER_MS: Final = 600_000
-"""A command is worth nothing ten minutes after it was decided."""
+"""A command is valid for ten minutes after it was decided."""
 
 ANSWER_MS: Final = 3_000
-"""Answers may follow the end of a run for so long."""
+"""Answers may follow the end of a run for that long."""
 
 _CONFIRM_MS: Final = 60_000
 _NONCES: Final = uuid.UUID("0e1b8f1e-3a57-5a0e-9a0c-52a1c1f3c0de")
@@ -61,7 +61,7 @@ def stop_command(
     """The command for the incarnation that the issue is about.
 
     It is written into the ledger and sent from there, so that a repeat is the same to the byte;
-    the nonce follows from the delivery all the same.
+    the nonce follows from the delivery anyway.
     """
     # Where nothing can be saved, that one is to go on from.
     protects = options.checkpoint != "skip"
@@ -80,7 +80,7 @@ def stop_command(
         checkpoint=options.checkpoint,
         last_good_checkpoint=issue.last_good_checkpoint if protects else None,
     )
-    return Event.of(
+    return Event.wrap(
         command,
         id=delivery_id,
         source="/actions",
@@ -99,7 +99,9 @@ def renewed(stop: Delivery, now_ms: int) -> Event[StopRequested]:
     data = command.data.model_copy(
         update={"requested_ms": now_ms, "not_after_ms": now_ms + NOT_AFTER_MS}
     )
-    return Event.of(data, id=command.id, source="/actions", time_ms=now_ms, subject=command.subject)
+    return Event.wrap(
+        data, id=command.id, source="/actions", time_ms=now_ms, subject=command.subject
+    )
 
 
 def sent_from_ms(stop: Delivery) -> int:
@@ -109,7 +111,7 @@ def sent_from_ms(stop: Delivery) -> int:
 
 
 def sent_no_more(stop: Delivery, now_ms: int) -> bool:
-    """Whether a stop is not sent (again): its command is on the bus, or is worth nothing now."""
+    """Whether a stop is not sent (again): its command is on the bus, or is not valid any more."""
     return was_sent(stop) or now_ms > sent_from_ms(stop) + NOT_AFTER_MS
 
 

@@ -1,4 +1,4 @@
-"""What becomes of stops over time, by what runs and people say. The ledger's entries decide."""
+"""What becomes of stops over time, by the records of runs and people. The ledger decides."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Protocol
 from tocsin.actions.decision.planned import STOP
 from tocsin.actions.delivery.control_records import ControlRecords
 from tocsin.actions.delivery.followed_runs import FollowedRuns
-from tocsin.actions.delivery.ledger import Change, Ledger
-from tocsin.actions.delivery.retry import Decision, Outcome
 from tocsin.actions.delivery.stop import decide_stop, sent_no_more, why_no_stop, why_over
+from tocsin.actions.ledger.ledger import Change, Ledger
+from tocsin.actions.ledger.retry import Decision, Outcome
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import Issue
 from tocsin.schemas.records.runs_view import RunSeen
@@ -62,7 +62,7 @@ class StopDecisions:
         return why_no_stop(run, issue.incarnation, delivery_id=identity, age_ms=age_ms)
 
     def settled(self, now_ms: int) -> Iterator[Change]:
-        """What becomes of stops by what runs say now, by people's answers, or since none came."""
+        """What becomes of stops by the views of runs, by people's answers, or since none came."""
         yield from self._by_runs(now_ms)
         yield from self._control.approvals.settle(self._ledger, now_ms)
 

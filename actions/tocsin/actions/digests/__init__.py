@@ -1,1 +1,1 @@
-"""Digests: that all is well, told to receivers once in an interval."""
+"""Digests: a notice to receivers, once in an interval, that all is well."""

@@ -1,6 +1,6 @@
 """Digests from the moment they are due until they are in the ledger.
 
-The ledger says which were decided: a digest is decided once, by the worker that has its partition.
+The ledger holds which were decided: a digest is decided once, by the worker that has its partition.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Digests:
         self._reading: dict[DueDigest, asyncio.Task[None]] = {}
 
     def attached(self, to: Attachment) -> None:
-        """See `Service`. One that serves some runs alone tells of each."""
+        """See `Service`. A service for some runs alone sends a digest of each."""
         self._nudge, self._skip = to.nudge, to.skip
         if to.only_runs is not None:
             self._runs = sorted(to.only_runs)

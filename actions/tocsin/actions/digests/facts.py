@@ -13,7 +13,7 @@ from tocsin.runtime.leased_runs import Skip
 from tocsin.schemas.records.deliveries import DIGEST, DRILL, Delivery
 from tocsin.schemas.records.digests import MOST_RUNS, Digest, DigestRun
 from tocsin.schemas.records.issues import Issue
-from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.records.runs_view import RunSeen, RunsView
 from tocsin.schemas.topics import (
     ISSUE_PARTITIONS,
@@ -25,7 +25,7 @@ from tocsin.schemas.topics import (
 
 
 def digest_of(view: RunsView, due: DueDigest, elsewhere: Collection[str] = ()) -> Digest:
-    """What a digest says of the runs, issues and deliveries that are known, without some runs."""
+    """The facts of a digest about the runs, issues and deliveries that are known, without some."""
     runs = {
         name: run.view
         for name, run in view.seen.items()

@@ -48,7 +48,7 @@ class DueDigest:
 
     @property
     def digest_id(self) -> str:
-        """What stands in the ledger for the id of an issue."""
+        """What is in the ledger for the id of an issue."""
         return digest_id(self.receiver, self.run_id, self.from_ms, self.until_ms)
 
     @property
@@ -77,7 +77,7 @@ def digest_entry(
     due: DueDigest, digest: Digest, to: DigestReceiver, held: Held | None, now_ms: int
 ) -> Delivery:
     """The entry of a digest that is to be sent, after what holds it. The next one replaces it."""
-    event = Event.of(
+    event = Event.wrap(
         digest, id=due.delivery_id, source="/actions", time_ms=due.until_ms, subject="/runs"
     )
     from_ms = now_ms if held is None or held.until_ms is None else held.until_ms

@@ -62,7 +62,7 @@ _HOLD_IPV4: Final = tuple(
 _PLAIN_IPV6: Final = frozenset((ipaddress.ip_address("::"), ipaddress.ip_address("::1")))
 
 _GLOBAL_IPV6: Final = ipaddress.ip_network("2000::/3")
-"""All of IPv6 that was ever given out as public; `is_global` says yes to most of the rest, too."""
+"""All of IPv6 that was ever given out as public; `is_global` is True for most of the rest, too."""
 
 
 @dataclass(slots=True)

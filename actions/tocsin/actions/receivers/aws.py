@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from tocsin.actions.delivery import records
 from tocsin.actions.delivery.receiver_queues import Notice
-from tocsin.actions.delivery.retry import Outcome, phrase_of
+from tocsin.actions.ledger.retry import Outcome, phrase_of
 from tocsin.actions.receivers.kind import ConfigT, ReceiverContext, ReceiverKind
 
 if TYPE_CHECKING:

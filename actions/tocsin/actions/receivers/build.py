@@ -54,7 +54,7 @@ class Receivers:
 def receiver_queue(
     kind: AnyKind, config: ReceiverConfig, send: Attempt, target: object = None
 ) -> ReceiverQueue:
-    """The queue of a receiver, with what its kind and its configuration say of it. Pure.
+    """The queue of a receiver, from its kind and its configuration. Pure.
 
     `target` is the kind's; None if it is not known, as where nothing is sent.
     """

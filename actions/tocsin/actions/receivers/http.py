@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from pydantic import JsonValue, SecretStr
 
 from tocsin.actions.delivery.receiver_queues import Notice
-from tocsin.actions.delivery.retry import Failure, Outcome, phrase_of
+from tocsin.actions.ledger.retry import Failure, Outcome, phrase_of
 from tocsin.actions.receivers.address_guard import AddressGuard, watching
 from tocsin.actions.receivers.kind import ConfigT, ReceiverContext, ReceiverKind
 from tocsin.schemas.configuration.sections import TlsConfig
@@ -23,6 +23,7 @@ from tocsin.schemas.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import aiohttp
+    from yarl import URL
 
 Method = Literal["GET", "POST", "PATCH", "PUT", "DELETE"]
 
@@ -31,6 +32,8 @@ TIMEOUT_S: Final = 15.0
 
 LONGEST_ANSWER: Final = 64 * 1024
 """Bytes that are read of an answer."""
+
+_MOST_URLS: Final = 1_000
 
 
 class HttpPoster:
@@ -43,6 +46,7 @@ class HttpPoster:
         self._software = software
         self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
+        self._urls: dict[SecretStr, URL] = {}
 
     async def post(
         self,
@@ -119,7 +123,7 @@ class HttpPoster:
                     asyncio.timeout(self._timeout_s),
                     self._open().request(
                         method,
-                        url.get_secret_value(),
+                        self._parsed(url),
                         data=body,
                         headers={"user-agent": self._software, **headers},
                         allow_redirects=False,
@@ -145,6 +149,22 @@ class HttpPoster:
             await self._session.close()
             self._session = None
 
+    def _parsed(self, url: SecretStr) -> URL:
+        """A URL, parsed once: a receiver has the same one each time."""
+        import aiohttp
+        from yarl import URL
+
+        found = self._urls.get(url)
+        if found is None:
+            try:
+                found = URL(url.get_secret_value())
+            except ValueError:
+                raise aiohttp.InvalidURL("") from None
+            if len(self._urls) >= _MOST_URLS:
+                self._urls.clear()
+            self._urls[url] = found
+        return found
+
     def _open(self) -> aiohttp.ClientSession:
         import aiohttp
 
@@ -156,7 +176,8 @@ class HttpPoster:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 # Not a proxy of the environment: it would connect where the guard does not see.
                 trust_env=False,
-                timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+                # One timer an attempt: `_exchange` has it.
+                timeout=aiohttp.ClientTimeout(total=None),
                 auto_decompress=False,
             )
         return self._session

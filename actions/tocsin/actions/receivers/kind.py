@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -16,11 +16,15 @@ from typing import Any, Generic, Protocol, TypeVar
 from pydantic import SecretStr
 
 from tocsin.actions.delivery.receiver_queues import PER_RECEIVER, Notice
-from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.schemas.configuration.problems import Loc, Problem
 from tocsin.schemas.configuration.receivers import ReceiverConfig
 from tocsin.schemas.errors import require_extra
+
+MakeReport = Callable[[str], Awaitable[bytes | None]]
+"""Makes the HTML of a report from the id of a run; None if it cannot be made in time. It raises
+nothing but CancelledError."""
 
 ConfigT = TypeVar("ConfigT", bound=ReceiverConfig)
 TargetT = TypeVar("TargetT")
@@ -38,6 +42,7 @@ class ReceiverContext:
         environ: the environment.
         software: what a receiver calls itself to others.
         commands: the programs that may be run, by their full paths.
+        report: makes a report of a run; None where nobody can.
     """
 
     secrets: Mapping[str, SecretStr]
@@ -46,6 +51,7 @@ class ReceiverContext:
     environ: Mapping[str, str]
     software: str = "tocsin"
     commands: frozenset[str] = frozenset()
+    report: MakeReport | None = None
 
 
 class Sender(Protocol[TargetT_contra]):

@@ -101,7 +101,7 @@ class Message:
 
     @property
     def word(self) -> str:
-        """`RESOLVED`, `DIGEST`, or how grave it is."""
+        """`RESOLVED`, `DIGEST`, or its severity."""
         if self.digest:
             return "DIGEST"
         return "RESOLVED" if self.state == "resolved" else self.severity.upper()
@@ -126,7 +126,7 @@ def iso_time(ms: int) -> str:
 
 
 def message_for(notice: Notice) -> Message:
-    """The message of a notice, about one issue or several: the gravest in full, a row for each
+    """The message of a notice, about one issue or several: the most severe in full, a row for each
     other one. Or that of a digest.
 
     Raises:
@@ -149,7 +149,9 @@ def message_for(notice: Notice) -> Message:
         message = _of_several(message, [one for one, _ in found])
     link = notice.answer_url(delivery)
     commands = () if link else _commands(issue, delivery)
-    rows = (*message.rows, *commands, *_why_sent(delivery))
+    page = notice.page_url(delivery)
+    shown = (Row("Page", page),) if page else ()
+    rows = (*message.rows, *shown, *commands, *_why_sent(delivery))
     return replace(message, rows=rows, answer_url=link)
 
 
@@ -200,7 +202,7 @@ def message_of(
 
 
 def _rank(issue: Issue) -> tuple[int, bool, int]:
-    """The gravest first, a cause before what followed from it, then that which started first."""
+    """The most severe first, a cause before what followed from it, then the earliest."""
     grave = SEVERITIES.index(issue.severity)
     return -grave, issue.consequence_of is not None, issue.onset_ms
 

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from tocsin.actions.decision.stop_policy import StopPolicy
-from tocsin.actions.delivery.ledger import Change
-from tocsin.actions.delivery.retry import (
+from tocsin.actions.delivery.stop import command_of, sent_ms, was_sent
+from tocsin.actions.ledger.ledger import Change
+from tocsin.actions.ledger.retry import (
     Decision,
     Outcome,
     RetryPolicy,
     backoff_ms,
     retry_after_ms,
 )
-from tocsin.actions.delivery.stop import command_of, sent_ms, was_sent
 from tocsin.schemas.records.deliveries import BackendStop, Delivery
 from tocsin.schemas.records.events import clip
-from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.records.runs_view import RunSeen
 
 SLACK_MS: Final = 20_000

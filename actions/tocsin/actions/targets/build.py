@@ -11,8 +11,8 @@ from typing import Final
 from tocsin.actions.decision.planned import Place
 from tocsin.actions.decision.stop_policy import StopPolicy
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue, target_queue
-from tocsin.actions.delivery.retry import Outcome
 from tocsin.actions.delivery.stop import command_of
+from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.targets.backend_stops import BackendStops
 from tocsin.actions.targets.kind import JobSeen, StopAsked, Target, TargetContext, TargetJob
 from tocsin.actions.targets.registry import TargetKinds
@@ -60,14 +60,25 @@ class Targets:
             await target.close()
 
 
-def backend_stops(config: Config, kinds: TargetKinds, place: Place) -> BackendStops:
-    """What a configuration says about asking backends. Pure."""
+def check_installed(targets: Mapping[str, TargetConfig], kinds: TargetKinds) -> None:
+    """Raises MissingExtra: what a target needs is not installed; the message names both."""
+    for target in targets.values():
+        kinds.kind_of(target).check_installed()
+
+
+def stop_policy(config: Config, kinds: TargetKinds, place: Place) -> StopPolicy:
+    """Which target may end which job. Pure."""
     can_end = {
         name: partial(kinds.kind_of(target).can_end, target)
         for name, target in config.targets.items()
     }
+    return StopPolicy(config.policy, can_end, place)
+
+
+def backend_stops(config: Config, kinds: TargetKinds, place: Place) -> BackendStops:
+    """What a configuration says about asking backends. Pure."""
     confirm_ms = {name: target.confirm_within // _MS for name, target in config.targets.items()}
-    return BackendStops(StopPolicy(config.policy, can_end, place), confirm_ms)
+    return BackendStops(stop_policy(config, kinds, place), confirm_ms)
 
 
 async def attempt(target: Target, notice: Notice) -> Outcome:

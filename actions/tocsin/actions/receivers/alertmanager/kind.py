@@ -50,7 +50,7 @@ def alerts_of(expires_ms: int, notice: Notice) -> JsonValue:
     """The alert in its severity, and its end in all others. Pure.
 
     Alertmanager identifies an alert by its labels, and routes it by its severity, which is one of
-    them. So an issue that gets graver is another alert, and the one before ends. Alertmanager
+    them. So an issue that gets more severe is another alert, and the one before ends. Alertmanager
     notifies nobody of the end of an alert that never fired.
 
     Raises:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from tocsin.actions.delivery.retry import Failure
+from tocsin.actions.ledger.retry import Failure
 from tocsin.actions.receivers.address_guard import AddressGuard, AddressRefused, parse_networks
 from tocsin.actions.receivers.chat.urls import SEVERAL_TARGETS
 
@@ -120,7 +120,7 @@ def send(task: Task, result: Result) -> None:
             body_format=apprise.NotifyFormat.TEXT,
         )
     )
-    # Some plugins log out when they are thrown away: how that goes says nothing of the message.
+    # Some plugins log out when they are thrown away: how that goes does not concern the message.
     result.status, result.retry_after = seen.status, seen.retry_after
     result.failure, result.requests = seen.failure, seen.requests
 
@@ -159,7 +159,7 @@ def _plugin(url: str, asset: Any) -> Any:
 
 
 def _watch_requests(requests: Any, task: Task, result: Result) -> None:
-    """apprise says neither status nor Retry-After, so they are read where its requests pass."""
+    """apprise returns neither status nor Retry-After, so they are read where its requests pass."""
     original = requests.Session.send
 
     def watched(session: Any, request: Any, **options: Any) -> Any:

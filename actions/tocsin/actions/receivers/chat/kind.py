@@ -67,7 +67,7 @@ class Chat(ReceiverKind[ChatReceiver, ChatTarget]):
         return ChatTarget(name, url, template, editable_chat(url))
 
     def load(self) -> None:
-        """aiohttp alone: apprise runs in a process of its own."""
+        """aiohttp alone: apprise runs in its own process."""
         importlib.import_module("aiohttp")
 
     def groups(self, target: ChatTarget | None) -> bool:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 
 from tocsin.actions.delivery.receiver_queues import Notice
-from tocsin.actions.delivery.retry import RETRIED_STATUSES, Outcome
+from tocsin.actions.ledger.retry import RETRIED_STATUSES, Outcome
 from tocsin.actions.receivers.chat.apprise_process import AppriseProcess
 from tocsin.actions.receivers.chat.editable import Ask, EditableChat
 from tocsin.actions.receivers.http import HttpPoster
@@ -75,8 +75,8 @@ class ChatSender:
         """Post the message about an issue, or edit it and tell those who have seen it.
 
         An edit that is made twice changes nothing, so it comes first: an attempt after one that
-        failed half-way tells people once. How a stop has ended is edited in, and no more: that is
-        no reason to call people, nor to post anew what somebody has removed.
+        failed half-way notifies people once. How a stop has ended is edited in, and no more: that
+        is no reason to call people, nor to post anew what somebody has removed.
         """
         quiet = notice.delivery.occasion == STOPPED
         if (handle := notice.handle) is not None:
@@ -100,7 +100,7 @@ class ChatSender:
     async def _tell(
         self, chat: EditableChat, handle: str, message: Message, text: str, title: str
     ) -> Outcome | None:
-        """An edit notifies nobody, so what has changed is also said; None: nothing to be said."""
+        """An edit notifies nobody, so changes are also sent as a message; None: nothing changed."""
         worse = message.state != "resolved"
         if chat.answers:
             return await self._ask(chat, chat.post(text, to=handle, loud=worse))

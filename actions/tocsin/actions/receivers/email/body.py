@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 PAGE: Final = "email.html.jinja"
-"""The template of the HTML half; it lies beside this module."""
+"""The template of the HTML half; it is beside this module."""
 
 PICTURE: Final = "series.png"
 VALUES: Final = "last_values.csv"
+REPORT: Final = "report.html"
 ID_DOMAIN: Final = "tocsin.invalid"
 """Of Message-IDs where no sender's address is set: equal on all machines."""
 
@@ -52,7 +53,7 @@ class Envelope:
     """Whom a mail is from and to, and how it is known to mail readers.
 
     Attributes:
-        sent_ms: when the notice was decided: each attempt says the same time.
+        sent_ms: when the notice was decided: each attempt has the same time.
         delivery_id: what its Message-ID is made of: each attempt has the same.
         answers: the delivery ids of the mails that it answers; mail readers put it to them.
         id_domain: the part of Message-IDs behind the `@`.
@@ -66,7 +67,12 @@ class Envelope:
     id_domain: str = ID_DOMAIN
 
 
-def mail_of(message: Message, envelope: Envelope, picture: bytes | None = None) -> EmailMessage:
+def mail_of(
+    message: Message,
+    envelope: Envelope,
+    picture: bytes | None = None,
+    report: bytes | None = None,
+) -> EmailMessage:
     """The whole mail, in 7 bits."""
     mail = EmailMessage(policy=_POLICY)
     local, _, domain = envelope.sender.rpartition("@")
@@ -100,6 +106,8 @@ def mail_of(message: Message, envelope: Envelope, picture: bytes | None = None) 
         )
     if message.series is not None and message.series.values:
         mail.add_attachment(csv_of(message.series), subtype="csv", filename=VALUES)
+    if report is not None:
+        mail.add_attachment(report, maintype="text", subtype="html", filename=REPORT)
     return mail
 
 

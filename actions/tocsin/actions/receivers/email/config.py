@@ -62,6 +62,10 @@ class EmailReceiver(ReceiverConfig):
     """Also send an e-mail when an issue resolves, as a reply to the first one; absent:
     `defaults.send_resolved`."""
 
+    attach_report: bool = Field(default=False, examples=[True])
+    """Attach a report of the run, as `tocsin report` writes it. It is made when the e-mail is sent,
+    which takes about two seconds of CPU."""
+
     @field_validator("to")
     @classmethod
     def _some(cls, to: tuple[str, ...]) -> tuple[str, ...]:

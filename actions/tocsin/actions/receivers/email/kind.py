@@ -50,7 +50,13 @@ class Email(ReceiverKind[EmailReceiver, EmailTarget]):
                 config.smtp, context.secrets, folder=context.folder, what=f"receiver {name!r}"
             )
         )
-        return EmailTarget(name=name, to=config.to, server=server, sender=config.sender)
+        return EmailTarget(
+            name=name,
+            to=config.to,
+            server=server,
+            sender=config.sender,
+            attach_report=config.attach_report,
+        )
 
     def digests(self, config: EmailReceiver) -> bool:
         """See `ReceiverKind`."""
@@ -69,4 +75,4 @@ class Email(ReceiverKind[EmailReceiver, EmailTarget]):
         # What mail is made with takes longer to import than all else here.
         from tocsin.actions.receivers.email.sender import EmailSender
 
-        return EmailSender()
+        return EmailSender(report=context.report)

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from tocsin.actions.delivery.receiver_queues import Notice
-from tocsin.actions.delivery.retry import Failure, Outcome
+from tocsin.actions.ledger.retry import Failure, Outcome
 from tocsin.actions.receivers.email.body import ID_DOMAIN, Envelope, mail_of
 from tocsin.actions.receivers.email.smtp_server import EmailTarget, SmtpServer
+from tocsin.actions.receivers.kind import MakeReport
 from tocsin.actions.receivers.message import Message, message_for
 from tocsin.actions.receivers.picture import Plotter, drawing_of
 from tocsin.actions.receivers.recipients import PartialRecipients
@@ -51,8 +52,15 @@ _REPLIES: Final = {
 class EmailSender:
     """Sends mail. One per service."""
 
-    def __init__(self, *, plotter: Plotter | None = None, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        *,
+        plotter: Plotter | None = None,
+        timeout_s: float = TIMEOUT_S,
+        report: MakeReport | None = None,
+    ) -> None:
         self._plotter = plotter or Plotter()
+        self._report = report
         self._timeout_s = timeout_s
         self._reached = PartialRecipients()
         name = socket.gethostname()
@@ -79,7 +87,8 @@ class EmailSender:
             else tuple(first for first in firsts if first != identity),
             id_domain=target.sender.rpartition("@")[2] if target.sender else ID_DOMAIN,
         )
-        mail = mail_of(message, envelope, await self._picture(message)).as_bytes()
+        report = await self._reported(target, message)
+        mail = mail_of(message, envelope, await self._picture(message), report).as_bytes()
         missing = self._reached.missing(identity, target.to)
         outcome = await self._hand_over(target, identity, envelope, missing, mail)
         if outcome.done is not None or outcome.forbidden is not None:
@@ -94,6 +103,11 @@ class EmailSender:
         if drawing is None:
             return None
         return await self._plotter.draw(f"{message.issue_id}/{message.state}", drawing)
+
+    async def _reported(self, target: EmailTarget, message: Message) -> bytes | None:
+        if self._report is None or not target.attach_report or message.digest:
+            return None
+        return await self._report(message.run_id)
 
     async def _hand_over(
         self,

@@ -58,6 +58,7 @@ class EmailTarget:
     to: Sequence[str]
     server: SmtpServer
     sender: str | None = None
+    attach_report: bool = False
 
 
 def server_of_environment(environ: Mapping[str, str]) -> SmtpServer:

@@ -59,7 +59,7 @@ class Sms(ReceiverKind[SmsReceiver, SmsTarget]):
         )
 
     def load(self) -> None:
-        """boto3 alone: apprise runs in a process of its own."""
+        """boto3 alone: apprise runs in its own process."""
         importlib.import_module("boto3")
 
     def groups(self, target: SmsTarget | None) -> bool:

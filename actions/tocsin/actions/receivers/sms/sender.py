@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from pydantic import SecretStr
 
 from tocsin.actions.delivery.receiver_queues import Notice
-from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.aws import AT_ONCE, ClientFactory, call, make_client
 from tocsin.actions.receivers.chat.apprise_process import AppriseProcess
 from tocsin.actions.receivers.message import Message, message_for
@@ -60,7 +60,7 @@ class SmsTarget:
 
 
 def sms_text(message: Message) -> str:
-    """What a short message tells of an issue. Pure."""
+    """The text of a short message about an issue. Pure."""
     step = "" if message.first_step is None else f" Step {message.first_step:,}."
     text = f"tocsin {message.word} {message.run_id}: {message.headline}."
     return short(f"{text}{step}")

@@ -26,7 +26,7 @@ class _Texts(dict[str, str]):
 
 
 def fields_of(notice: Notice) -> dict[str, Value]:
-    """The fields of a notice, of its gravest issue; title, headline, rows and text are about all.
+    """The fields of a notice: of its most severe issue, but title, headline, rows and text of all.
 
     Raises:
         RecordError: it holds no issue.

@@ -139,7 +139,7 @@ def template_findings(
 
 
 def names_actions(config: TemplateConfig | None) -> bool:
-    """Whether a template has a field that says what tocsin does about an issue. Pure."""
+    """Whether a template has a field about what tocsin does about an issue. Pure."""
     return config is not None and _ACTIONS.search(config.text) is not None
 
 

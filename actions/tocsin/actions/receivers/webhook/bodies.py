@@ -22,7 +22,7 @@ _JSON: Final = "application/json; charset=utf-8"
 _NOT_OVER: Final = "0001-01-01T00:00:00Z"
 """The end of an alert that is firing: what Alertmanager itself sends."""
 _AS_IS: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
-"""What may stand in a header of a CloudEvent; all else is percent-encoded there."""
+"""What may be in a header of a CloudEvent; all else is percent-encoded there."""
 
 
 @dataclass(frozen=True, slots=True)

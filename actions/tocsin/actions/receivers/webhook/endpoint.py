@@ -71,7 +71,7 @@ def signing_keys(
 def header_values(
     headers: Mapping[str, str | SecretRef], secrets: Mapping[str, SecretStr], what: str
 ) -> dict[str, SecretStr]:
-    """What the headers say; without those that an optional secret leaves out.
+    """The headers; without those that an optional secret leaves out.
 
     Raises:
         ConfigurationError: one would break the request. Shows nothing of it.

@@ -111,7 +111,7 @@ def wanted_job(scheduler: SchedulerJob) -> WantedJob:
 
 
 def number_of(names: Mapping[str, str], name: str) -> int | None:
-    """A number that a run has recorded; None if it has not. Raises ValueError: it is none."""
+    """A number that a run has recorded; None if it has not. Raises ValueError: it is not one."""
     text = names.get(name, "")
     if not text:
         return None

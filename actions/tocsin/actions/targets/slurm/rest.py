@@ -12,7 +12,7 @@ from typing import Final
 
 from pydantic import JsonValue, SecretStr
 
-from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.http import HttpPoster, Method, http_url, tls_context
 from tocsin.actions.targets.kind import StopAsked, TargetContext
 from tocsin.actions.targets.slurm.config import SlurmRest
@@ -152,7 +152,7 @@ def _job(one: Mapping[str, JsonValue]) -> ListedJob:
 
 
 def _number(value: JsonValue) -> int | None:
-    """A number in any of its forms; None if it is not set. Raises TypeError: it is none."""
+    """A number in any of its forms; None if it is not set. Raises TypeError: it is not one."""
     if isinstance(value, dict):
         value = value["number"] if value.get("set") else None
     if value is None or (isinstance(value, int) and not isinstance(value, bool)):

@@ -108,7 +108,7 @@ class StopService:
     async def stop(self, job: TargetJob) -> StopAsked:
         """Look, and post the request unless it is over. Each attempt has the same id."""
         seen = await self.look(job)
-        # A service that cannot tell yet is asked all the same: the request names the incarnation.
+        # A service that cannot tell yet is asked anyway: the request names the incarnation.
         if seen.state in ("ended", "replaced"):
             return instead(seen)
         body = json.dumps(request_of(job), ensure_ascii=False, separators=(",", ":")).encode()

@@ -8,51 +8,24 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from tocsin.actions.decision.consequences import Noticed
 from tocsin.actions.decision.planned import STOP
-from tocsin.actions.delivery.message_handles import MessageHandles
-from tocsin.actions.delivery.notice_history import NoticeHistory
-from tocsin.actions.delivery.pending_index import PendingIndex
-from tocsin.actions.delivery.retry import Decision, Outcome, RetryPolicy, decide
+from tocsin.actions.ledger.final_entries import FinalEntries, Settled
+from tocsin.actions.ledger.message_handles import MessageHandles
+from tocsin.actions.ledger.notice_history import NoticeHistory
+from tocsin.actions.ledger.pending_index import PendingIndex
+from tocsin.actions.ledger.retry import Decision, Outcome, RetryPolicy, decide
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import REPEAT, Attempt, Delivery, DeliveryState
 from tocsin.schemas.records.events import clip
 from tocsin.schemas.topics import issue_partition
 
-KEEP_FINAL_MS: Final = 90 * 86_400_000
-"""After that a final entry is removed from the topic, and from here."""
-
-MOST_FINAL: Final = 100_000
-"""Final entries of notices that a worker keeps; beyond that the oldest are removed before."""
-
 Change = tuple[Delivery, Decision | None]
 """An entry as it is to be written, or an entry of the ledger and what is decided about it."""
 
 _LAST_ATTEMPTS: Final = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """What is kept of a final delivery."""
-
-    key: str
-    run_id: str
-    incarnation: str
-    state: DeliveryState
-    updated_ms: int
-    attempts: int
-    stop: bool
-    redrives: int = 0
-    reason: str = ""
-    """Of a stop; other deliveries need none, and there are many of them."""
-
-    @property
-    def issue_id(self) -> str:
-        """The issue that it was about."""
-        return self.key.partition("/")[0]
 
 
 class Ledger:
@@ -79,13 +52,11 @@ class Ledger:
             self._repeats_of_run,
         )
         self._held: dict[tuple[str, str], list[str]] = {}
-        self._settled: dict[str, Settled] = {}
         self._handles = MessageHandles()
         self._stops: dict[tuple[str, str], str] = {}
         self._due: dict[str, list[tuple[int, str]]] = {}
-        self._old: list[tuple[int, str]] = []
-        self._old_stops: list[tuple[int, str]] = []
         self._history = NoticeHistory()
+        self._settled = FinalEntries(self._history.is_open)
 
     def open(self, run_id: str | None = None) -> int:
         """How many are not final, of one run or of all, without repeats. From any thread."""
@@ -125,8 +96,8 @@ class Ledger:
         return [self._pending[one] for one in self._repeats.get(issue_id)]
 
     def noticed(self, issue_id: str) -> Mapping[str, Noticed]:
-        """What each receiver has been told about an issue, by name."""
-        return self._history.of(issue_id)
+        """The notices about an issue that each receiver has got, by name."""
+        return self._history.by_receiver(issue_id)
 
     def sent_stops(self) -> list[Delivery]:
         """The stops that were sent and are not final."""
@@ -145,7 +116,8 @@ class Ledger:
             if pending is not None:
                 counts = not pending.waits_for_people and pending.updated_ms >= since_ms
             else:
-                counts = self._settled[identity].updated_ms >= since_ms
+                settled = self._settled.get(identity)
+                counts = settled is not None and settled.updated_ms >= since_ms
             if counts:
                 found.append(training)
         return found
@@ -193,16 +165,12 @@ class Ledger:
         return "the run was stopped already, for another issue"
 
     def read(self, delivery: Delivery) -> bool:
-        """Take an entry of the topic in, unless ours is as new. Returns whether it was newer.
-
-        A person may have it sent once more after it has failed: what belongs to that is newer.
-        """
-        rank = (delivery.redrives, delivery.final, delivery.attempts, delivery.updated_ms)
+        """Take an entry of the topic in, unless ours is as new. Returns whether it was newer."""
         mine = self._pending.get(delivery.delivery_id)
-        if mine is not None and rank <= (mine.redrives, False, mine.attempts, mine.updated_ms):
+        if mine is not None and delivery.rank <= mine.rank:
             return False
         settled = self._settled.get(delivery.delivery_id)
-        if settled is not None and rank <= (
+        if settled is not None and delivery.rank <= (
             settled.redrives, True, settled.attempts, settled.updated_ms,
         ):  # fmt: skip
             return False
@@ -316,22 +284,13 @@ class Ledger:
         """Final entries that have been kept for long enough, or are too many: they leave the
         ledger, the oldest first. Stops leave by their age alone.
         """
-        old_ms = now_ms - KEEP_FINAL_MS
         gone: list[Settled] = []
-        for heap in (self._old, self._old_stops):
-            while heap and (
-                heap[0][0] <= old_ms or (heap is self._old and len(self._settled) > MOST_FINAL)
-            ):
-                updated_ms, identity = heapq.heappop(heap)
-                settled = self._settled.get(identity)
-                # It may have been sent once more since.
-                if settled is not None and settled.updated_ms == updated_ms:
-                    del self._settled[identity]
-                    self._history.drop(settled.issue_id)
-                    gone.append(settled)
-                    incarnation = (settled.run_id, settled.incarnation)
-                    if settled.stop and self._stops.get(incarnation) == identity:
-                        del self._stops[incarnation]
+        for identity, settled in self._settled.outdated(now_ms):
+            self._history.drop(settled.issue_id)
+            gone.append(settled)
+            incarnation = (settled.run_id, settled.incarnation)
+            if settled.stop and self._stops.get(incarnation) == identity:
+                del self._stops[incarnation]
         return gone
 
     def drop(self, partitions: Collection[int]) -> None:
@@ -349,21 +308,16 @@ class Ledger:
         self._pending = {k: d for k, d in self._pending.items() if not gone(d.run_id)}
         for index in self._indexes:
             index.keep(self._pending)
-        for line in [line for line, ids in self._held.items() if ids[0] not in self._pending]:
-            del self._held[line]
-        for settled in [s for s in self._settled.values() if gone(s.run_id)]:
+        held = ((line, [i for i in ids if i in self._pending]) for line, ids in self._held.items())
+        self._held = {line: ids for line, ids in held if ids}
+        for settled in self._settled.keep(lambda one: not gone(one.run_id)):
             self._history.drop(settled.issue_id)
-        self._settled = {k: s for k, s in self._settled.items() if not gone(s.run_id)}
-        for heap in (self._old, self._old_stops):
-            # Else they would be there twice when the partitions come back.
-            heap[:] = [one for one in heap if one[1] in self._settled]
-            heapq.heapify(heap)
         self._handles.drop(gone)
         self._stops = {k: d for k, d in self._stops.items() if not gone(k[0])}
 
     def handle(self, delivery: Delivery) -> str | None:
         """What its receiver calls the message about an earlier state of its issue."""
-        return self._handles.of(delivery)
+        return self._handles.get(delivery)
 
     def _put(self, delivery: Delivery) -> None:
         self._handles.learn(delivery)
@@ -374,12 +328,12 @@ class Ledger:
         elif is_stop and self._stops.get(incarnation) == identity:
             del self._stops[incarnation]
         if not is_stop:
-            self._history.take(delivery)
+            self._history.apply(delivery)
         if delivery.final:
             if self._pending.pop(identity, None) is not None:
                 for index in self._indexes:
                     index.remove(delivery)
-            self._settled[identity] = Settled(
+            settled = Settled(
                 delivery.key,
                 delivery.run_id,
                 delivery.incarnation,
@@ -390,10 +344,9 @@ class Ledger:
                 delivery.redrives,
                 delivery.reason if is_stop else "",
             )
-            heap = self._old_stops if is_stop else self._old
-            heapq.heappush(heap, (delivery.updated_ms, identity))
+            self._settled.add(identity, settled)
         else:
-            self._settled.pop(identity, None)
+            self._settled.remove(identity)
             if identity not in self._pending:
                 for index in self._indexes:
                     index.add(delivery)

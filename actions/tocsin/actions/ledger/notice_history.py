@@ -1,4 +1,4 @@
-"""What each receiver has been told about each issue: who is told how it ends. Pure."""
+"""The notices that each receiver has got about each issue: who is notified of its end. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Line:
     over: int = 0
     held: bool = False
 
-    def take(self, delivery: Delivery) -> None:
+    def apply(self, delivery: Delivery) -> None:
         if delivery.occasion in (ACKNOWLEDGED, DIGEST, STOPPED):
             return
         if delivery.issue_state == "resolved":
@@ -40,6 +40,11 @@ class _Line:
         if delivery.created_ms >= self.newest_ms:
             self.newest_ms, self.severity = delivery.created_ms, delivery.severity
 
+    @property
+    def open(self) -> bool:
+        """Whether the receiver was notified of the start, and not yet of the end."""
+        return bool(self.told) and max(self.told.values()) > self.over
+
     def noticed(self) -> Noticed:
         told = bool(self.told)
         return Noticed(
@@ -47,7 +52,7 @@ class _Line:
             self.decided_by,
             severity=self.severity if told else None,
             told=told,
-            open=told and max(self.told.values()) > self.over,
+            open=self.open,
             held=self.held and not told,
         )
 
@@ -58,17 +63,21 @@ class NoticeHistory:
     def __init__(self) -> None:
         self._lines: dict[str, dict[str, _Line]] = {}
 
-    def take(self, delivery: Delivery) -> None:
+    def apply(self, delivery: Delivery) -> None:
         """A new entry, or a new state of one; none of stops."""
         lines = self._lines.setdefault(delivery.issue_id, {})
         line = lines.get(delivery.action)
         if line is None:
             line = lines[delivery.action] = _Line(delivery.kind, delivery.decided_by)
-        line.take(delivery)
+        line.apply(delivery)
 
-    def of(self, issue_id: str) -> Mapping[str, Noticed]:
-        """What each receiver has been told about an issue, by name."""
+    def by_receiver(self, issue_id: str) -> Mapping[str, Noticed]:
+        """The notices about an issue that each receiver has got, by name."""
         return {action: line.noticed() for action, line in self._lines.get(issue_id, {}).items()}
+
+    def is_open(self, issue_id: str) -> bool:
+        """Whether somebody is still to be notified of the end of an issue."""
+        return any(line.open for line in self._lines.get(issue_id, {}).values())
 
     def drop(self, issue_id: str) -> None:
         """Forget an issue."""

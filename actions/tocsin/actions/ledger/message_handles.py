@@ -27,7 +27,7 @@ class MessageHandles:
             if len(self._known) > MOST:
                 del self._known[next(iter(self._known))]
 
-    def of(self, delivery: Delivery) -> str | None:
+    def get(self, delivery: Delivery) -> str | None:
         """The message about the issue of a delivery, at its receiver."""
         found = self._known.get((delivery.issue_id, delivery.action))
         return None if found is None else found[0]
