@@ -9,19 +9,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tocsin.emitter.api import Run, start
-    from tocsin.emitter.stop.exit_points import StopTraining
+    from tocsin.emitter.api import start
+    from tocsin.emitter.run import Run
+    from tocsin.emitter.stop.exception import StopTraining
 
 __all__ = ["Run", "StopTraining", "start"]
 
 
 def __getattr__(name: str) -> object:
-    if name in ("Run", "start"):
-        from tocsin.emitter import api
+    if name == "start":
+        from tocsin.emitter.api import start
 
-        return getattr(api, name)
+        return start
+    if name == "Run":
+        from tocsin.emitter.run import Run
+
+        return Run
     if name == "StopTraining":
-        from tocsin.emitter.stop.exit_points import StopTraining
+        from tocsin.emitter.stop.exception import StopTraining
 
         return StopTraining
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

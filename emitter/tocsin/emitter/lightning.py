@@ -22,8 +22,8 @@ from typing import Final, Protocol
 
 import torch
 
-from tocsin.emitter.api import Run
 from tocsin.emitter.integrations.callbacks import Framework, Options, loss_among
+from tocsin.emitter.run import Run
 from tocsin.emitter.stop.exception import StopTraining
 
 PACKAGES: Final = ("lightning.pytorch", "pytorch_lightning")

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from tocsin.emitter.api import Run
 from tocsin.emitter.integrations.callbacks import Framework, Options, loss_among
+from tocsin.emitter.run import Run
 from tocsin.emitter.stop.exception import StopTraining
 
 try:
@@ -81,7 +81,7 @@ class TocsinCallback(TrainerCallback):  # type: ignore[misc]  # transformers has
     def on_step_end(
         self, args: object, state: object, control: Control, **kwargs: object
     ) -> Control:
-        """A step was made. The Trainer ends its loop here if it is told to."""
+        """A step was made. The Trainer ends its loop here if a stop is due."""
         if self._stopping:
             control.should_training_stop = True
             if self._saving:

@@ -1,11 +1,12 @@
-"""The numbers of a training in torch: what each step says, from what the hooks see.
+"""The numbers of each step of a training in torch, from what the hooks see.
 
 The hooks (`tocsin.emitter.hooks.torch_patches`) call this isolated. Nothing here changes a
 tensor of the user's, keeps a graph alive, touches a random generator, or waits for a GPU: on a GPU
 results are copied without waiting and read at a later step.
 
-How deep a step is looked at is decided by the schedule (`tocsin.emitter.plan.schedule`): what each
-step costs is a few microseconds of Python and a block of each gradient.
+The schedule (`tocsin.emitter.plan.schedule`) decides how deep a step is read: what each step costs
+is a few microseconds of Python and a block of each gradient. Here are the scalars of a step and its
+gradients; all else is read by the probes of the list (`tocsin.emitter.capture.probe_list`).
 """
 
 from __future__ import annotations
@@ -15,61 +16,46 @@ from collections import deque
 from collections.abc import Collection
 from typing import Final, Protocol
 
-import numpy as np
 import torch
 from torch import nn
 
 from tocsin.emitter.capture.step_records import AT_ONCE, Draft, Reporter
-from tocsin.emitter.capture.surroundings import Around
+from tocsin.emitter.capture.surroundings import Surroundings
 from tocsin.emitter.model import discovery
-from tocsin.emitter.model.devices import devices_of
+from tocsin.emitter.model.discovery import MAX_GROUPS
 from tocsin.emitter.model.optimizers import Optimizers, Watched
 from tocsin.emitter.model.shared_losses import BackwardSharing
-from tocsin.emitter.plan.collections import CollectionPlan
-from tocsin.emitter.plan.schedule import CHECKSUMS, CHECKSUMS_EVERY, NORMS, Due
-from tocsin.emitter.probes import checkpoint_files
-from tocsin.emitter.probes.activations.probe import ActivationProbe
-from tocsin.emitter.probes.activations.watch import activations
-from tocsin.emitter.probes.checkpoint_files import Written
-from tocsin.emitter.probes.checksums import Checksums
+from tocsin.emitter.plan.schedule import NORMS, Due
 from tocsin.emitter.probes.clipped_norms import ClippedNorms
-from tocsin.emitter.probes.evaluation_batches import EvaluationBatches, FastPath
-from tocsin.emitter.probes.evaluation_losses import EvaluationLosses
 from tocsin.emitter.probes.gradients import GradientReader, Reading
-from tocsin.emitter.probes.inputs.batch_rows import InputProbe
 from tocsin.emitter.probes.local_gradients import LOCAL_GRADIENTS, LocalGradients
 from tocsin.emitter.probes.loss_scaler import LossScaler
 from tocsin.emitter.probes.losses import Loss, LossBuffer, on_host
-from tocsin.emitter.probes.nonfinite_forward import LOOKS, MAX_LOOKS, first_bad_value
-from tocsin.emitter.probes.optimizer_state import OPTIMIZER_STATE, OptimizerState
 from tocsin.emitter.probes.skipped_steps import SkippedSteps
-from tocsin.emitter.probes.weight_updates import UpdateProbe
 from tocsin.emitter.statistics.async_copy import is_recording
 from tocsin.emitter.statistics.reductions import dense
 from tocsin.emitter.statistics.tensor_rows import TensorRows, Wanted
-from tocsin.emitter.training.training import Shape, Training
+from tocsin.emitter.training.training import Training
 from tocsin.schemas.monotonic_clock import unix_us
-from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.program_facts import OptimizersSeen
-from tocsin.schemas.records.runs import Checkpoint, Group
 
 SHARING: Final = "optimizers of one loss"
 
 MAX_WAITING: Final = 64
 """Steps whose numbers may be on their way from the GPU."""
 
-MAX_GROUPS: Final = 64
-"""Parameter groups whose rates are told."""
 
-
-class QuickPath(FastPath, Protocol):
+class QuickPath(Protocol):
     """The fast path of the steps, as capture needs it."""
 
+    until: int
+    """The first step that takes the long way again."""
+
     def allow(
-        self, capture: Capture, optimizer: torch.optim.Optimizer, until: int, *, odd: bool
+        self, capture: Capture, optimizer: torch.optim.Optimizer, until: int, *, nonfinite: bool
     ) -> None:
         """Up to that step, steps of this optimizer need not ask capture; nor need they be looked at
-        at all, unless the last was `odd`.
+        at all, unless the last was `nonfinite`.
         """
         ...
 
@@ -84,7 +70,7 @@ class Capture:
         losses: LossBuffer,
         local: LocalGradients,
         clipped: ClippedNorms,
-        around: Around,
+        around: Surroundings,
         quick: QuickPath,
         *,
         preferred: torch.optim.Optimizer | None = None,
@@ -104,7 +90,7 @@ class Capture:
         self.schedule: Final = training.schedule
         training.is_evaluating = self._is_evaluating
         training.is_finite = self._weights_are_finite
-        training.skipped_tensors = lambda: self._gradients.skipped + self._state.skipped
+        self.probes: Final = around.probes
         self._gradients: Final = GradientReader(self.schedule, self.optimizers)
         self._readings: dict[int, Reading] = {}
         self._waiting: deque[Draft] = deque()
@@ -112,25 +98,10 @@ class Capture:
         self._unseen = False
         """Whether steps may have been passed over since one was looked at."""
         self._reporter = Reporter(training, self.schedule)
-        self._saved: deque[Written] = deque(maxlen=100)
         self._scaler: Final = LossScaler(training, losses)
         self._skips: Final = SkippedSteps(training)
-        of, isolation = training.settings.of, training.isolation
-        self._activations: Final = ActivationProbe(self.schedule, isolation, of("activations"))
-        self.inputs: Final = InputProbe(self.schedule, isolation, of("inputs"))
         self._local_s = 0.0
-        self._bad_looks = self._all_looks = 0
-        self._updates: Final = UpdateProbe()
         self._sharing: Final = BackwardSharing()
-        self._state: Final = OptimizerState()
-        self._evaluated: Final = EvaluationLosses(training)
-        self.evaluations: Final = EvaluationBatches(
-            training,
-            self._activations,
-            quick,
-            lambda: self.optimizers.root,
-            lambda: around.on_its_thread,
-        )
         if self.optimizers.homeless:
             training.isolation.switch_off(
                 "model",
@@ -138,42 +109,9 @@ class Capture:
                 "a very large heap), so activations and names are missing; try "
                 "tocsin.emitter.start().watch(model)",
             )
-        activations.reset()
         around.begin(training, self.optimizers)
-
-    # -- what the training is like -------------------------------------------------------------
-
-    def shape(self) -> Shape:
-        """What RunStarted says of model and optimizer."""
-        watched = self.optimizers.primary
-        optimizer = watched.optimizer()
-        if optimizer is None:
-            return {}
-        return {
-            "optimizer": type(optimizer).__name__[:200],
-            "optimizers": self.optimizers.count,
-            "groups": tuple(
-                Group(
-                    index=i,
-                    parameters=len(group["params"]),
-                    lr=discovery.rate(group, "lr"),
-                    # Set by the constructor of a schedule (PyTorch's own and timm's).
-                    initial_lr=discovery.rate(group, "initial_lr"),
-                )
-                for i, group in enumerate(optimizer.param_groups[:MAX_GROUPS])
-            ),
-            "tensors": len(watched.parameters),
-            "parameters": sum(parameter.numel() for _, parameter in watched.parameters),
-            "versions": {
-                "torch": str(torch.__version__),
-                "numpy": np.__version__,
-                "cuda": torch.version.cuda if torch.cuda.is_available() else None,
-            },
-            "devices": self.training.isolation.run(
-                "devices", devices_of, self.parameters(), self.optimizers.root
-            )
-            or {},
-        }
+        probes = self.probes.all
+        training.skipped_tensors = lambda: self._gradients.skipped + sum(p.skipped for p in probes)
 
     def _tell_sharing(self, step: int) -> None:
         if (found := self._sharing.news()) is not None:
@@ -197,15 +135,17 @@ class Capture:
 
     # -- what the hooks see --------------------------------------------------------------------
 
-    def gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """The gradients that this optimizer is about to use, or has just used."""
+    def gradients(self, optimizer: torch.optim.Optimizer, *, bad: bool = False) -> None:
+        """The gradients that this optimizer is about to use, or has just used; `bad`: one of them
+        is known not to be finite.
+        """
         if is_recording():
             return
         reading = self._gradients.read(
-            self.optimizers.of(optimizer),
+            self.optimizers.watched(optimizer),
             self.training.next_step,
-            odd=self._losses.nonfinite() is not None,
-            at_once=self._reporter.odd_streak < AT_ONCE,
+            nonfinite=bad or self._losses.nonfinite() is not None,
+            at_once=self._reporter.nonfinite_streak < AT_ONCE,
         )
         if reading is None:
             self._readings.pop(id(optimizer), None)
@@ -219,9 +159,7 @@ class Capture:
         """This optimizer is about to change its weights."""
         due = self.schedule.due(self.training.next_step)
         if due and self.optimizers.is_primary(optimizer) and not is_recording():
-            with self.schedule.costs(*(plan.name for plan in _of_weights(due))):
-                if "weights" in due:
-                    self._updates.before(self.optimizers.of(optimizer).parameters)
+            self.probes.updating(self.optimizers.watched(optimizer), due)
 
     def stepped(
         self, optimizer: torch.optim.Optimizer, *, backward: bool = True, quick: bool = False
@@ -232,7 +170,7 @@ class Capture:
         is one that is known, and need not be looked at as closely as may be.
         """
         now, isolation = time.perf_counter(), self.training.isolation
-        watched = self.optimizers.of(optimizer, look=not quick)
+        watched = self.optimizers.watched(optimizer, look=not quick)
         if not quick:
             isolation.run(SHARING, self._sharing.stepped, optimizer, backward=backward)
         if not self.optimizers.counts(optimizer, watched, look=not quick):
@@ -253,13 +191,10 @@ class Capture:
             self._drop_step()
             return None
         step_time = self.ended(now)
-        if self.evaluations.busy:
-            self.evaluations.over(in_time=False)
         step = self.training.stepped(step_time)
         columns, values = self._scalars(optimizer, step_time)
         if self._skips.any:
             self._skips.made(step, columns, values)
-            self._bad_looks = 0
         # Several that step after one backward call share its loss, whoever comes first.
         losses, self.shared = self._losses.drain() or self.shared, []
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -275,28 +210,17 @@ class Capture:
             local=self._local.drain(self.optimizers.names),
         )
         self._readings.clear()
-        several = self.training.identity.world_size > 1
-        if several and step % CHECKSUMS_EVERY == 0 and not is_recording():
-            sums = isolation.run(CHECKSUMS, Checksums, watched.parameters)
-            if sums is not None:
-                draft.probed.append((CHECKSUMS, sums))
         if due := self.schedule.due(step):
-            draft.weights = isolation.run("weights", self._weights, watched, _of_weights(due))
-            self._probe(draft, optimizer, watched, due)
-        for said in (self.inputs.drain(), self._activations.drain()):
-            if said is not None:
-                draft.probed.append(said)
-        self._activations.prepare(step + 1, self.optimizers.root)
+            draft.weights = isolation.run("weights", self._weights, watched, due)
+        draft.probed = self.probes.read(step, watched, due)
+        self.probes.prepare(step + 1, self.schedule.due(step + 1))
         if not self._waiting and draft.ready:
             isolation.run("report", self._reporter.finish, draft)
         else:
             self._waiting.append(draft)
             self._poll()
-        if self._evaluated.waiting:
-            self._evaluated.flush()
-        if self._saved:
-            self.report_checkpoints()
-        self._around.stepped(self.training, step, draft.at_us)
+        self.training.step_at_us = draft.at_us
+        self.probes.stepped(self.training, step)
         isolation.run(SHARING, self._tell_sharing, step)
         if self._local.active:
             spent_s = isolation.spent.get(LOCAL_GRADIENTS, 0.0)
@@ -305,8 +229,35 @@ class Capture:
         if step_time is not None and step > 1:
             self.schedule.stepped(step_time, isolation.seconds)
         until = self.quiet_until(step + 1)
-        self._quick.allow(self, optimizer, until, odd=self._reporter.odd_streak > 0)
+        self._quick.allow(self, optimizer, until, nonfinite=self._reporter.nonfinite_streak > 0)
         return step
+
+    def held_back(self, optimizer: torch.optim.Optimizer, timeout_s: float) -> None:
+        """This optimizer's update is not made, since a gradient is not finite: send what is known
+        of the step in progress. Waits for a GPU, for at most `timeout_s`.
+        """
+        self.gradients(optimizer, bad=True)
+        self._skips.withheld(self.training.next_step)
+        # The rates belong to it: a step without them is one that a loss scaler has skipped.
+        columns, values = self._scalars(optimizer, None)
+        losses, self.shared = self._losses.drain() or self.shared, []
+        draft = Draft(
+            step=self.training.next_step,
+            at_us=unix_us(),
+            columns=columns,
+            values=values,
+            losses=on_host(losses),
+            readings=list(self._readings.values()),
+            clipped=self._clipped.drain(
+                p for _, p in self.optimizers.watched(optimizer).parameters
+            ),
+            local=self._local.drain(self.optimizers.names),
+        )
+        self._readings.clear()
+        self._waiting.append(draft)
+        until = time.monotonic() + timeout_s
+        while self._flush() and time.monotonic() < until:
+            time.sleep(0.002)
 
     @property
     def ended_at(self) -> float:
@@ -314,7 +265,7 @@ class Capture:
         return self._ended_at or 0.0
 
     def looks_away(self) -> None:
-        """Steps are passed over from here on: what was seen last says nothing of the weights."""
+        """Steps are passed over from here on: what was seen last does not hold for the weights."""
         self._unseen = True
 
     def passed(self, steps: int, now: float) -> None:
@@ -329,26 +280,22 @@ class Capture:
         return None if before is None else now - before
 
     def quiet_until(self, step: int) -> int:
-        """The first step from this one on that may have more to say than loss, times and rates,
+        """The first step from this one on that may have more to send than loss, times and rates,
         and than what goes on around it.
         """
         if (
             self._waiting
             or self._skips.any
-            or self._saved
-            or self._evaluated.waiting
-            or self.evaluations.busy
             or self._local.active
             or self._around.phases.timer is not None
-            or activations.armed
             or not self._reporter.each_loss
             or self.training.identity.world_size > 1
         ):
             return 0
-        return self.schedule.quiet_until(step)
+        return min(self.probes.next_read, self.schedule.quiet_until(step))
 
     def usual_scaler(self) -> tuple[float, ...] | None:
-        """What a usual step has to say of a GradScaler; None: the step is not usual."""
+        """The values of a GradScaler in a usual step; None: the step is not usual."""
         if self._skips.any:
             return None
         if not (self._scaler.active or self._losses.skipped):
@@ -384,23 +331,6 @@ class Capture:
         self._scaler.add_to(columns, values)
         return columns, values
 
-    def _probe(
-        self, draft: Draft, optimizer: torch.optim.Optimizer, watched: Watched, due: Due
-    ) -> None:
-        """What is looked at beside gradients and weights, of a step at which something is due."""
-        isolation = self.training.isolation
-        with self.schedule.costs("weights", more=True):
-            updates = isolation.run("updates", self._updates.after)
-        if updates is not None:
-            draft.probed.append(("weights", updates))
-        if (plans := due.get(OPTIMIZER_STATE, ())) and not is_recording():
-            wanted = [Wanted(p.name, self.optimizers.chosen(watched, p), p.columns) for p in plans]
-            with self.schedule.costs(*(plan.name for plan in plans)):
-                read = self._state.read
-                state = isolation.run(OPTIMIZER_STATE, read, optimizer, watched.parameters, wanted)
-            if state is not None:
-                draft.probed.append((plans[0].name, state))
-
     def scaler_updated(self, scaler: object, *, made_step: bool) -> None:
         """GradScaler.update: without an optimizer step before it, the step was skipped."""
         if self._scaler.updated(scaler, made_step=made_step):
@@ -414,23 +344,7 @@ class Capture:
 
     def bad_loss(self, loss: object) -> None:
         """This loss is not finite, and its backward call comes now."""
-        if not isinstance(loss, torch.Tensor) or is_recording():
-            return
-        if self._bad_looks < LOOKS and self._all_looks < MAX_LOOKS:
-            self._bad_looks += 1
-            self._all_looks += 1
-            found = first_bad_value(loss, self.optimizers.names)
-            if found is not None:
-                self._skips.hold_back(found)
-
-    def evaluation_loss(self, name: str, loss: torch.Tensor) -> None:
-        """A loss of one number that was computed without a gradient."""
-        self.training.activity += 1
-        self._evaluated.add(name, loss)
-
-    def has_evaluated(self, step: int) -> bool:
-        """Whether a loss of an evaluation was seen after this step, and before the next."""
-        return self._evaluated.has_seen(step)
+        self._skips.bad_loss(loss, self.optimizers.names)
 
     def is_finite(self, step: int | None) -> bool | None:
         """Whether the weights after this step are finite, as far as it is known now."""
@@ -438,44 +352,21 @@ class Capture:
             return None
         return self._reporter.finite_at(step)
 
-    def saved(
-        self, target: object, step: int | None, duration_s: float, *, finite: bool | None
-    ) -> None:
-        """Something was written; `step` is the last one when it began. For any thread."""
-        path = checkpoint_files.target_path(target)
-        if path is None or step is None:
-            return
-        written = checkpoint_files.look(path, step=step, duration_s=duration_s, finite=finite)
-        if written is not None:
-            self._saved.append(written)
-
-    def report_checkpoints(self) -> None:
-        """Say which files were written; later than `saved`, when they have their final names."""
-        while self._saved:
-            written = self._saved.popleft()
-            # One rank is enough to go through a folder that all have written to.
-            path, size = checkpoint_files.final_path(
-                written, add_up=self.training.identity.rank == 0
-            )
-            checkpoint = Checkpoint(
-                path=clip(str(path)), step=written.step, size_bytes=size, finite=written.finite
-            )
-            self.training.saved(checkpoint, written.duration_s)
-
     def close(self, timeout_s: float) -> None:
         """Hand over what is still waiting for the GPU, for at most `timeout_s`."""
         until = time.monotonic() + timeout_s
         while self._flush() and time.monotonic() < until:
             time.sleep(0.002)
-        self.report_checkpoints()
-        self._around.close(self.training)
+        self.probes.close(self.training)
 
     # -- from tensors to records ---------------------------------------------------------------
 
-    def _weights(self, watched: Watched, plans: tuple[CollectionPlan, ...]) -> TensorRows | None:
+    def _weights(self, watched: Watched, due: Due) -> TensorRows | None:
+        plans = (*due.get("weights", ()), *due.get("biases", ()))
         if not plans or is_recording():
             return None
-        with self.schedule.costs(*(plan.name for plan in plans), more=True):
+        # The samples in front of the step have begun the pass.
+        with self.schedule.costs(*(plan.name for plan in plans), more="weights" in due):
             names, flat = [], []
             for name, parameter in watched.parameters:
                 tensor = dense(parameter)
@@ -491,22 +382,15 @@ class Capture:
         self._clipped.clear()
         self._readings.clear()
         self._local.clear()
-        self._updates.reset()
+        self.probes.dropped()
 
     def _flush(self) -> bool:
         """Send what has arrived; whether something is still on its way."""
         self._poll()
-        self._evaluated.flush()
-        self.evaluations.over()
-        return bool(self._waiting or self._evaluated.waiting or self.evaluations.busy)
+        return self.probes.flush() or bool(self._waiting)
 
     def _poll(self) -> None:
         while self._waiting and self._waiting[0].ready:
             self.training.isolation.run("report", self._reporter.finish, self._waiting.popleft())
         while len(self._waiting) > MAX_WAITING:
             self._waiting.popleft()
-
-
-def _of_weights(due: Due) -> tuple[CollectionPlan, ...]:
-    """The collections that are made of weights."""
-    return (*due.get("weights", ()), *due.get("biases", ()))

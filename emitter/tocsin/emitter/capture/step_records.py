@@ -1,4 +1,4 @@
-"""From the numbers of a step to its records: scalars, tables, and what is odd at once."""
+"""From the numbers of a step to its records: scalars, tables, and what is not finite at once."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class Reporter:
     """Makes the records of finished steps, in order."""
 
     def __init__(self, training: Training, schedule: CaptureSchedule) -> None:
-        self.odd_streak = 0
-        self.last_odd: int | None = None
+        self.nonfinite_streak = 0
+        self.last_nonfinite: int | None = None
         self._training = training
         self._schedule = schedule
         self._finite: bool | None = None
@@ -75,22 +75,22 @@ class Reporter:
         plan = training.settings.plan("losses")
         self._losses = None if plan is None else plan.schedule()
         self.each_loss: Final = self._losses == Schedule()
-        """Whether each step says its loss, which is the default: none has to ask."""
+        """Whether each step sends its loss, which is the default: none has to ask."""
 
     # The user may have asked NumPy to raise where numbers get too large or too small.
     @np.errstate(all="ignore")
     def finish(self, draft: Draft) -> None:
-        """Send what a step has to say; all its numbers are here."""
+        """Send the records of a step; all its numbers are here."""
         columns, numbers = [], []
         losses = draft.losses
         found: Sequence[float] = (
             losses.values().tolist() if isinstance(losses, HostCopy) else losses
         )
-        odd = draft.local is not None and draft.local.bad
+        nonfinite = draft.local is not None and draft.local.bad
         if found:
             total = sum(found)
-            odd = odd or not math.isfinite(total)
-            if odd or self.each_loss or self._is_loss_due(draft.step):
+            nonfinite = nonfinite or not math.isfinite(total)
+            if nonfinite or self.each_loss or self._is_loss_due(draft.step):
                 columns.append("loss")
                 numbers.append(total)
                 if len(found) > 1:
@@ -98,7 +98,7 @@ class Reporter:
                     numbers += (total / len(found), float(len(found)))
         if draft.readings:
             looked = [bad for reading in draft.readings if (bad := reading.bad) is not None]
-            odd = odd or any(looked)
+            nonfinite = nonfinite or any(looked)
             _norms(draft, columns, numbers, world_size=self._training.speaker.world_size)
             if looked:
                 columns.append("gradient_nonfinite")
@@ -110,18 +110,18 @@ class Reporter:
         columns += draft.columns
         numbers += draft.values
         row = StepRow(draft.step, draft.at_us, tuple(columns), tuple(numbers))
-        self._training.step_row(row, urgent=odd)
-        self.odd_streak = self.odd_streak + 1 if odd else 0
-        if odd:
-            self.last_odd = draft.step
-            if self.odd_streak <= AT_ONCE:
+        self._training.step_row(row, urgent=nonfinite)
+        self.nonfinite_streak = self.nonfinite_streak + 1 if nonfinite else 0
+        if nonfinite:
+            self.last_nonfinite = draft.step
+            if self.nonfinite_streak <= AT_ONCE:
                 # The newest step, not this one: from a GPU its numbers may have come late.
                 self._schedule.alarmed(max(draft.step, self._training.next_step - 1))
         if draft.readings:
-            self._send_gradients(draft, odd)
+            self._send_gradients(draft, nonfinite)
         if draft.local is not None:
             for table in draft.local.tables():
-                self._send(draft, table, urgent=odd)
+                self._send(draft, table, urgent=nonfinite)
         if draft.weights is not None:
             rows_ = draft.weights.rows
             if draft.weights.whole:
@@ -139,7 +139,7 @@ class Reporter:
     def _is_loss_due(self, step: int) -> bool:
         return self._losses is not None and self._losses.due(step, 1)
 
-    def _send_gradients(self, draft: Draft, odd: bool) -> None:
+    def _send_gradients(self, draft: Draft, nonfinite: bool) -> None:
         tables = [
             table
             for reading in draft.readings
@@ -148,9 +148,9 @@ class Reporter:
         ]
         if tables:
             for table in _joined(tables):
-                self._send(draft, table, urgent=odd)
-        elif odd and self.odd_streak <= AT_ONCE:
-            # On a GPU the tensors had gone when their norms arrived: what the norms say.
+                self._send(draft, table, urgent=nonfinite)
+        elif nonfinite and self.nonfinite_streak <= AT_ONCE:
+            # On a GPU the tensors had gone when their norms arrived: rows of the norms.
             for reading in draft.readings:
                 exact = reading.exact
                 if exact is not None:
@@ -179,15 +179,15 @@ class Reporter:
 
     def finite_at(self, step: int) -> bool:
         """Whether the weights after this step are finite, from what was seen so far."""
-        if self.last_odd is None or self.last_odd > step:
+        if self.last_nonfinite is None or self.last_nonfinite > step:
             return self._finite is not False
-        return bool(self._finite) and self._finite_step > self.last_odd
+        return bool(self._finite) and self._finite_step > self.last_nonfinite
 
 
 def _norms(draft: Draft, columns: list[str], numbers: list[float], *, world_size: int) -> None:
     """The gradient norm of the primary optimizer: exact where it is known, else as estimated.
 
-    Of gradients that lie in parts on the ranks, this rank's part: the root of what it adds to the
+    Of gradients that are in parts on the ranks, this rank's part: the root of what it adds to the
     square of the norm, since the square itself may be too large for a float32.
     """
     square: float | None = None
@@ -212,7 +212,7 @@ def _norms(draft: Draft, columns: list[str], numbers: list[float], *, world_size
         columns += ("gradient_norm", "gradient_norm_clipped")
         numbers += (before / scale, (after if now is None or parted else now) / scale)
     elif parted:
-        pass  # what this rank has of it says nothing of the norm
+        pass  # the part of this rank is not the norm
     elif now is not None:
         columns.append("gradient_norm")
         numbers.append(now / scale)

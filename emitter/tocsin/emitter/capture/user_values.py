@@ -1,4 +1,4 @@
-"""What the user's own code says of a training: labels, losses by name, and which tensor is what.
+"""What the user's own code names of a training: labels, losses by name, and which tensor is what.
 
 Imports no torch: a loop without it has losses, too.
 """
@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, SupportsFloat
 from tocsin.schemas.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tocsin.emitter.capture.surroundings import Around
+    from tocsin.emitter.capture.surroundings import Surroundings
     from tocsin.emitter.probes.inputs.named_data import NamedData
     from tocsin.emitter.probes.losses import Loss
     from tocsin.emitter.training.training import Training
 
 
-def watching() -> Around | None:
+def watching() -> Surroundings | None:
     """Where such things go in a process that has imported torch; None in others."""
     torch_hooks = sys.modules.get("tocsin.emitter.hooks.torch_patches")
-    found: Around | None = None if torch_hooks is None else torch_hooks.hooks.around
+    found: Surroundings | None = None if torch_hooks is None else torch_hooks.hooks.around
     return found
 
 
@@ -60,7 +60,7 @@ def check_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
     return found
 
 
-def add_loss(around: Around, training: Training | None, name: str, number: Loss) -> None:
+def add_loss(around: Surroundings, training: Training | None, name: str, number: Loss) -> None:
     """Keep it for the step in progress; in an evaluation send it, as of the last step."""
     last = None if training is None else training.last_step
     if training is None or last is None or not training.is_evaluating():
@@ -71,7 +71,7 @@ def add_loss(around: Around, training: Training | None, name: str, number: Loss)
     around.named.send(training, last, "eval")
 
 
-def look_at(around: Around, training: Training | None, data: NamedData) -> None:
+def look_at(around: Surroundings, training: Training | None, data: NamedData) -> None:
     """Look at these tensors, if it is time to."""
     if training is None or not training.is_evaluating():
         around.data.named("train", data)

@@ -1,7 +1,7 @@
-"""Where the tensors of a checkpoint lie in its files: torch, safetensors, DCP.
+"""Where the tensors of a checkpoint are in its files: torch, safetensors, DCP.
 
 Nothing is unpickled. What is wrong with a file's build (cut off, a part missing) is a `Torn`; a
-file of another kind has no tensors here, and nothing is said about it.
+file of another kind has no tensors here, and nothing is reported about it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_FILES: Final = 1000
 """Files of a folder that are looked at."""
 
 SUFFIXES: Final = frozenset({".pt", ".pth", ".bin", ".ckpt", ".safetensors"})
-"""How files are called whose being empty or cut off can be told from their first bytes."""
+"""How files are called whose being empty or cut off is visible in their first bytes."""
 
 _ZIP: Final = b"PK\x03\x04"
 _MAX_HEADER: Final = 100 * 2**20

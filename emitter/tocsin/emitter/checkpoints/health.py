@@ -1,7 +1,7 @@
 """What the numbers of a checkpoint are like: finite, all zero, all there.
 
 Bytes and time are bounded. Of a checkpoint that is larger the beginning of each tensor is read, and
-the result says that it is not complete: a NaN in the weights is in all of them soon.
+the result is marked as incomplete: a NaN in the weights is in all of them soon.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_S: Final = 60.0
 """How long it is read at most, seconds."""
 
 NAMES: Final = 64
-"""Names of tensors that are told."""
+"""Names of tensors in one report, at most."""
 
 _CHUNK: Final = 8 * 2**20
 _LEAST: Final = 64 * 2**10
@@ -32,7 +32,7 @@ _NAME: Final = 200
 
 @dataclass(slots=True)
 class Health:
-    """What was found. `torn` says what is missing of the files; of one that changed meanwhile
+    """What was found. `torn` is what is missing of the files; of one that changed meanwhile
     nothing is known (`changed`).
 
     `tensors` counts those of floating point; `nonfinite` and `zeros` are names, the first `NAMES`.

@@ -65,7 +65,7 @@ class Thing:
 
     @property
     def fields(self) -> dict[object, object]:
-        """Its attributes, as far as the pickle tells them."""
+        """Its attributes, as far as the pickle holds them."""
         state = self.state
         if isinstance(state, tuple) and len(state) == 2:
             state = {**_mapping(state[0]), **_mapping(state[1])}

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Literal
 
+from tocsin.schemas.records.checkpoints import Checkpoint, CheckpointPinned
 from tocsin.schemas.records.events import Data, clip
-from tocsin.schemas.records.runs import Checkpoint, CheckpointPinned
 
 How = Literal["hard_link", "copy"]
 
@@ -91,7 +91,7 @@ def _remove(part: Path) -> None:
 
 
 class Pins:
-    """Pins what it is told of, once each, and publishes what came of it. On one event loop."""
+    """Pins what it is asked to, once each, and publishes what came of it. On one event loop."""
 
     def __init__(self, run_id: str, how: How | None, publish: Callable[[Data], object]) -> None:
         """`how` None: nothing is pinned."""

@@ -1,4 +1,4 @@
-"""Reads what the ranks of a node say that they have saved: in order, one at a time, apart.
+"""Reads the checkpoints that the ranks of a node report: in order, one at a time, apart.
 
 On the event loop of the launcher, or of the listener where there is no launcher. Each checkpoint is
 read by a child (`reader_process`) that is niced and killed when it takes too long.
@@ -21,8 +21,8 @@ from pydantic import ValidationError
 from tocsin.emitter.checkpoints.health import MAX_S
 from tocsin.emitter.stop import datagrams
 from tocsin.schemas.process.own_python import python_command, python_environment
+from tocsin.schemas.records.checkpoints import Checkpoint, CheckpointRead
 from tocsin.schemas.records.events import Data, clip
-from tocsin.schemas.records.runs import Checkpoint, CheckpointRead
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class CheckpointReader:
         child = self._child
         return None if child is None else child.pid
 
-    def heard(self, message: datagrams.Message) -> bool:
+    def receive(self, message: datagrams.Message) -> bool:
         """Take a message; whether it was one of a checkpoint. Never waits."""
         if message["kind"] != "saved":
             return False
@@ -102,7 +102,7 @@ class CheckpointReader:
                 child.kill()
 
     async def settled(self, timeout_s: float) -> bool:
-        """Wait until all is read that was told, for at most so long; whether it is."""
+        """Wait until all reported checkpoints are read, for at most so long; whether they are."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         return self._idle.is_set()

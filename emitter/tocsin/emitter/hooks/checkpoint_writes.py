@@ -163,17 +163,19 @@ class Saves:
         written = isolation.run("checkpoints", target, args, kwargs, result)
         # Of a write that ends later, too: the weights may be others by then.
         finite = isolation.run("checkpoints", capture.is_finite, step)
+        wrote = self._loop.around.checkpoints.wrote
         later = getattr(result, "upload_completion", result)
         if not isinstance(later, Future):
             isolation.run("checkpoints", saving.writes.end, _name(written))
-            isolation.run("checkpoints", capture.saved, written, step, ended - began, finite=finite)
+            took = ended - began
+            isolation.run("checkpoints", wrote, training, written, step, took, finite=finite)
             return result
 
         def when_done(write: Future[object]) -> None:
             isolation.run("checkpoints", saving.writes.end, _name(written))
             if not write.cancelled() and write.exception() is None:
                 took = time.perf_counter() - began
-                isolation.run("checkpoints", capture.saved, written, step, took, finite=finite)
+                isolation.run("checkpoints", wrote, training, written, step, took, finite=finite)
 
         later.add_done_callback(when_done)
         return result

@@ -1,12 +1,12 @@
 """Steps at which nothing is due: their loss, times and rates for a few microseconds.
 
 Where steps take less than some milliseconds, even the questions that a step could answer cost more
-than watching may. So capture says up to which step nothing is due, and until then a step of the
-main optimizer goes through here: with one loss, several or none, clipped as a whole or not, under a
-GradScaler or not. What it says is what the long way would. Steps of other optimizers are spared the
-look at their gradients. Whatever is not quite usual goes the long way: a closure, a number that is
-not finite or lies on a GPU, a nested step. What goes on around the steps, such as the checks of the
-source, is done behind a quick step as behind any other.
+than watching may. So capture names the step up to which nothing is due, and until then a step of
+the main optimizer goes through here: with one loss, several or none, clipped as a whole or not,
+under a GradScaler or not. It sends what the long way would. Steps of other optimizers are spared
+the look at their gradients. Whatever is not quite usual goes the long way: a closure, a number that
+is not finite or is on a GPU, a nested step. What goes on around the steps, such as the checks of
+the source, is done behind a quick step as behind any other.
 
 Called outside of `Isolation`, and isolated by itself: see `tocsin.emitter.hooks.torch_patches`.
 """
@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from tocsin.emitter.capture.capture import MAX_GROUPS
 from tocsin.emitter.hooks.passed_steps import PassedSteps
+from tocsin.emitter.model.discovery import MAX_GROUPS
 from tocsin.emitter.probes.losses import MAX_LOSSES
+from tocsin.emitter.probes.secondary_optimizers import MAX_OTHERS
 from tocsin.emitter.process.isolation import BRIEF_S
 from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.stop import exit_points
@@ -69,10 +70,10 @@ class QuickSteps:
         self._back: list[float] = []
 
     def allow(
-        self, capture: Capture, optimizer: torch.optim.Optimizer, until: int, *, odd: bool
+        self, capture: Capture, optimizer: torch.optim.Optimizer, until: int, *, nonfinite: bool
     ) -> None:
         """Up to that step, steps of this optimizer are quick, or passed over: not if the last was
-        `odd`.
+        `nonfinite`.
         """
         if self._optimizer is None or self._optimizer() is not optimizer:
             self._optimizer = weakref.ref(optimizer)
@@ -84,7 +85,7 @@ class QuickSteps:
             self._columns.clear()
         off = self._groups > MAX_GROUPS or self._loop.isolation.rests(PROBE)
         self.until = 0 if off else until
-        if until and not (off or odd):
+        if until and not (off or nonfinite):
             self.passed.begin(capture, optimizer, until)
 
     def backward(self, tensors: object) -> bool:
@@ -94,8 +95,10 @@ class QuickSteps:
         capture, loop = self._capture, self._loop
         if capture is None or loop.stepping or loop.threads.any or self._now is not None:
             return False
-        training = capture.training
+        training, gradients = capture.training, loop.gradients
         if training.next_step >= self.until:
+            return False
+        if gradients.several or gradients.here != get_ident():
             return False
         began = perf_counter()
         scaled = loop.scaled
@@ -109,7 +112,7 @@ class QuickSteps:
             return False
         loop.scaled = None
         if loop.cleared.had:
-            loop.look_for_skipped()
+            loop.find_skipped()
         around, held = loop.around, loop.losses.held
         if around.loaders.undecided:
             around.loaders.backward()
@@ -151,7 +154,9 @@ class QuickSteps:
             if not self._take_numbers(optimizer, capture):
                 return False
             self._now = ours
-        elif capture.optimizers.knows(optimizer) and not capture.optimizers.is_over(optimizer):
+        elif capture.optimizers.knows(optimizer) and not capture.optimizers.is_over(
+            optimizer, left=capture.training.left
+        ):
             self._now = weakref.ref(optimizer)
         else:
             return False
@@ -225,6 +230,11 @@ class QuickSteps:
             phases.step_ends(now)
             # Looked at closely now and then, too, and before the long way reads gradients again.
             quick = training.next_step % ENDS_EVERY > 0 and training.next_step + 1 < self.until
+            optimizers = capture.optimizers
+            # Of many, such as one for each tensor, the steps in between are counted, no more.
+            many = quick and optimizers.count > MAX_OTHERS and not loop.clipped.any
+            if many and optimizers.counts_other(optimizer):
+                return False
             made = loop.isolation.run("steps", capture.stepped, optimizer, quick=quick) is not None
             phases.step_ends(perf_counter())
             return made
@@ -246,8 +256,10 @@ class QuickSteps:
         ended = perf_counter()
         lasted = ended - now
         isolation.seconds += lasted if lasted < BRIEF_S else BRIEF_S
-        if around.wakes(step):
-            around.stepped(training, step, at_us)
+        probes = around.probes
+        if probes.wakes(step):
+            training.step_at_us = at_us
+            probes.stepped(training, step)
             ended = perf_counter()
         phases.cursor = ended  # what we have done up to now is of no phase
         if thinned and self.until:

@@ -13,6 +13,7 @@ and sent when it has arrived.
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -66,8 +67,13 @@ class Evaluation:
         # The compiler calls functions with tensors that hold nothing.
         loss = readable(value)
         if loss is not None and loss.numel() == 1:
-            capture.evaluation_loss(name, loss)
-            capture.evaluations.lost(name)
+            capture.training.activity += 1
+            here = threading.get_ident() == self._hooks.around.thread
+            for probe in capture.probes.on_evaluation_loss:
+                run, call = self._hooks.isolation.run, probe.evaluation_loss
+                run(probe.name, call, name, loss, here=here)
+                if probe.reads <= capture.training.next_step:
+                    self._hooks.quick.until = 0
         return True
 
     def on_function(
@@ -111,7 +117,7 @@ class Evaluation:
                 return original(module, *args, **kwargs)
             if self._inside:  # part of another loss, which counts
                 return original(module, *args, **kwargs)
-            # A sum is told by the function that the module calls, which sees what it is over.
+            # Of a sum, the hook of the function counts, which sees what the sum is over.
             whole = getattr(module, "reduction", None) != "sum"
             self._inside = whole
             try:

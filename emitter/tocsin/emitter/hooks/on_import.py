@@ -23,9 +23,9 @@ def torch_loaded(torch: ModuleType, *, late: bool = False) -> None:
 
     torch_patches.install(late=late)
     if os.environ.get(RUN_ID) and torch.distributed.is_available():
-        from tocsin.emitter.stop import rank_agreement
+        from tocsin.emitter.stop import side_group
 
-        rank_agreement.wrap_init_process_group(torch.distributed)
+        side_group.wrap_init_process_group(torch.distributed)
 
 
 def agent_loaded(module: ModuleType) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tocsin.emitter.capture.capture import Capture
     from tocsin.emitter.hooks.loop_state import LoopState
-    from tocsin.emitter.stop.exit_points import Rank
+    from tocsin.emitter.stop.rank import Rank
     from tocsin.emitter.training.training import Training
 
 FROM: Final = 1000
@@ -83,7 +83,7 @@ class PassedSteps:
             return
         loop = self._loop
         around = loop.around
-        until = min(until, following, around.next_wake)
+        until = min(until, following, around.probes.next_wake)
         if step >= until or loop.threads.any or not around.on_its_thread:
             return
         self._first, self._until = step, until
@@ -102,6 +102,8 @@ class PassedSteps:
         self._backwards, self._most_backwards = loop.backwards, loop.most_backwards
         capture.looks_away()
         capture.schedule.passes = True
+        # Of each backward call its loss too, and two around each optimizer's step.
+        capture.schedule.budget.calls = 2 * (self._most_backwards + capture.optimizers.count)
         self._began_s = self._ended_s = capture.ended_at
         self._by_s = self._began_s + LONGEST_S
         self.inside = 0

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import weakref
+from threading import get_ident
 from time import perf_counter
 from types import FrameType
 from typing import TYPE_CHECKING, Final
@@ -28,19 +29,19 @@ from tocsin.emitter.probes.losses import loss_of, only
 from tocsin.emitter.process.environment import RUN_ID
 from tocsin.emitter.process.isolation import to_stderr
 from tocsin.emitter.stop import unwatched
-from tocsin.emitter.stop.rank_agreement import ranks_here
+from tocsin.emitter.stop.side_group import ranks_here
 from tocsin.emitter.training.context import current
 
 if TYPE_CHECKING:
     from tocsin.emitter.capture.capture import Capture
-    from tocsin.emitter.stop.exit_points import Edge
+    from tocsin.emitter.stop.departure import Edge
 
 BACKWARDS_WITHOUT_STEP: Final = 16
 """Backward calls without an optimizer step after which each is an edge; or twice as many as this
 training has ever made between two steps, where that is more."""
 
 NO_STEP: Final = 50
-"""Backward calls without any optimizer step after which that is said, where gradients were cleared
+"""Backward calls without an optimizer step after which that is reported, if gradients were cleared
 between them; `NO_STEP_AT_ALL` of them where they were not."""
 
 NO_STEP_AT_ALL: Final = 500
@@ -53,9 +54,9 @@ class Hooks(LoopState):
         super().__init__()
         self.isolation.report = to_stderr
         self.preferred: weakref.ref[torch.optim.Optimizer] | None = None
-        """The optimizer whose steps count, if the user has said so."""
+        """The optimizer whose steps count, if the user has named it."""
         self.model: weakref.ref[torch.nn.Module] | None = None
-        """The model, if the user has said so."""
+        """The model, if the user has named it."""
         self.asleep = False
         """True for good in a process that is not to be captured."""
         self.forked = False
@@ -75,6 +76,7 @@ class Hooks(LoopState):
             return None
         # Only now: these import pydantic and the bus, which most processes never need.
         from tocsin.emitter.capture.capture import Capture
+        from tocsin.emitter.capture.program_shape import shape_of
         from tocsin.emitter.training.session import Session
 
         session = current.session or Session(os.environ, self.isolation)
@@ -95,7 +97,8 @@ class Hooks(LoopState):
         self.isolation.run("checkpoints", self.saves.follow_frameworks)
         self.isolation.run("compiler", leave_uncompiled)
         session.before_end = capture.close
-        session.announce({**capture.shape(), "loaded": self.loads.drain()})
+        shape = shape_of(capture.optimizers, self.isolation)
+        session.announce({**shape, "loaded": self.loads.drain()})
         self.isolation.run("plan", plan_of_framework, capture.training)
         if capture.training.identity.world_size > 1:
             for parameter in capture.parameters():
@@ -103,11 +106,11 @@ class Hooks(LoopState):
         return capture
 
     def name_model(self, model: torch.nn.Module) -> None:
-        """The user says which model is trained."""
+        """The user names the model that is trained."""
         self.model = weakref.ref(model)
         capture = self.capture
         if capture is not None and capture.optimizers.root is not model:
-            capture.optimizers.take_model(model)
+            capture.optimizers.use_model(model)
             self.around.checks.begin(capture.training, capture.optimizers)
 
     def _may_train(self) -> bool:
@@ -149,15 +152,15 @@ class Hooks(LoopState):
         self.used.update(capture.optimizers.alive())
 
     def _clean_up(self) -> None:
-        activations.reset()
         self.stepping.clear()
         self.losses.clear()
         self.cleared.reset()
         self.quick.reset()
         self.local.reset()
-        self.clipped.forget_all()
+        self.clipped.reset()
         self.around.reset()
         self.threads.reset()
+        self.gradients.reset()
 
     def watch_local(self, parameter: torch.Tensor) -> None:
         """Look at this rank's own gradient of the parameter whenever it is complete."""
@@ -172,7 +175,7 @@ class Hooks(LoopState):
         if torch.compiler.is_compiling():
             return  # compiled autograd has it in its graph
         if not self.asleep and self.local.wants(place):
-            self.isolation.run("local_gradients", self.local.look, parameter)
+            self.isolation.run("local_gradients", self.local.read, parameter)
 
     def before_step(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         """In front of `Optimizer.step`."""
@@ -187,8 +190,11 @@ class Hooks(LoopState):
                 self.threads.moved()
         if self.stepping and _running(self.stepping[-1]) <= (self.stepping[-1] is optimizer):
             self.stepping.clear()  # a step that raised has had no end
-        known = None if self.capture is None or self.stepping else self.capture.optimizers
-        if known is not None and known.is_over(optimizer):
+        if (
+            self.capture is not None
+            and not self.stepping
+            and self.capture.optimizers.is_over(optimizer, left=self.capture.training.left)
+        ):
             self._end_training()
         capture = self.capture or self.begin(optimizer)
         if capture is None:
@@ -230,12 +236,14 @@ class Hooks(LoopState):
             return
         scaled, self.scaled = self.scaled, None
         unscaled = scaled[1] if scaled is not None and scaled[0] == id(only(tensors)) else None
-        if self.cleared.had and not self.stepping:
-            self.look_for_skipped()
+        reads = self.may_read(only(tensors))
+        if reads and self.cleared.had and not self.stepping:
+            self.find_skipped()
         loss = loss_of(tensors, unscaled)
         if loss is not None:
-            if self.capture is None:
-                self.cleared.begun_from(only(tensors))
+            alone = not self.gradients.several
+            if reads and (self.capture is None or not alone):
+                self.cleared.begun_from(only(tensors), anew=not (alone or self.cleared.had))
             self.losses.add(loss, begun=self.capture is not None)
             if isinstance(loss, float) and not math.isfinite(loss) and self.capture is not None:
                 self.isolation.run("origin", self.capture.bad_loss, only(tensors))
@@ -245,7 +253,7 @@ class Hooks(LoopState):
             self._look_for_steps()
         activations.due = False
         self.around.loaders.backward()
-        if not self.stepping:
+        if reads and not self.stepping:
             self.around.checks.backward(tensors)
         if self.capture is not None:
             self.capture.training.activity += 1
@@ -255,13 +263,13 @@ class Hooks(LoopState):
         """Called after a backward call."""
         if self.threads.any and self.threads.train_here(self.around.thread):
             return
-        if not self.stepping and self.losses.held and not self.cleared.is_left():
-            self.cleared.backward_ended(self.parameters())
+        if not self.stepping and self.losses.held and self.gradients.here == get_ident():
+            self.find_left()
         if self.capture is not None:
             self.around.phases.backward_ends(perf_counter())
 
     def _look_for_steps(self) -> None:
-        """Before the first step: say it where none of an optimizer seems to come."""
+        """Before the first step: report it where none of an optimizer seems to come."""
         enough = NO_STEP if self.discarded else NO_STEP_AT_ALL
         job = current.session is not None or os.environ.get(RUN_ID)
         if self.backwards == enough and job and not _is_worker() and not self.forked:
@@ -294,19 +302,19 @@ class Hooks(LoopState):
             if not self.around.on_its_thread:
                 return False  # somebody fetches ahead; the loop is left on its own thread
             if evaluating:
-                if capture.evaluations.on:
-                    capture.evaluations.on_batch(batch)
+                for probe in capture.probes.on_evaluation_batch:
+                    self.isolation.run(probe.name, probe.evaluation_batch, batch)
+                    self.quick.until = 0
                 return True
-            if capture.evaluations.busy:
-                capture.evaluations.over()
-            if capture.inputs.on:
-                capture.inputs.on_batch(batch, capture.training.next_step)
+            for probe in capture.probes.on_batch:
+                self.isolation.run(probe.name, probe.batch, batch, capture.training.next_step)
         return evaluating
 
     def on_last_batch(self) -> None:
         """Called after the last batch of a data loader."""
         if self.capture is not None and self.around.on_its_thread:
-            self.capture.evaluations.drained()
+            for probe in self.capture.probes.on_last_batch:
+                self.isolation.run(probe.name, probe.last_batch)
             if self.around.loaders.trains:
                 self.around.checks.epoch()
 

@@ -11,9 +11,9 @@ Where they sit, and why there:
 - `GradScaler.scale` and `.update`: the loss before it was scaled, and steps that were skipped;
 - `clip_grad_norm_`: the gradient norm before it;
 - the loss modules' `__call__` and the functions behind them: losses without a gradient;
-- `__call__` of the classes of activations; at steps that are due, of routers and the output layer
-  too, and `scaled_dot_product_attention`: what they put out. Nothing sits on a module itself: a
-  hook of an instance would be pickled with it, and a global one makes torch.compile warn;
+- at steps that are due `__call__` of the classes of activations, routers and the output layer, and
+  `scaled_dot_product_attention`: what they put out. Nothing sits on a module itself: a hook of an
+  instance would be pickled with it, and a global one makes torch.compile warn;
 - the iterators of data loaders: that something goes on between two steps, and how long it waits;
 - the constructor of DistributedDataParallel: the rank's own gradients, before they are averaged;
 - the constructor of learning-rate schedules: how often they are stepped;
@@ -49,10 +49,12 @@ from tocsin.emitter.probes.activations import watch
 from tocsin.emitter.probes.program_checks import lr_schedules
 from tocsin.emitter.process.environment import RUN_ID
 from tocsin.emitter.process.isolation import Isolation
+from tocsin.emitter.stop import before_update
 from tocsin.emitter.training.context import current
 
 if TYPE_CHECKING:
     from tocsin.emitter.capture.capture import Capture
+    from tocsin.emitter.hooks.update_guard import UpdateGuard
     from tocsin.emitter.training.session import Session
 
 hooks: Final = Hooks()
@@ -61,6 +63,9 @@ hooks: Final = Hooks()
 passed: Final = hooks.quick.passed
 
 _installed = False
+
+_guard: UpdateGuard | None = None
+"""Where `stop.before_update` asks for one."""
 
 
 def install(*, late: bool = False) -> None:
@@ -101,8 +106,15 @@ def _leave_uncompiled() -> None:
 
 
 def _optimizers() -> None:
+    global _guard
     register_optimizer_step_pre_hook(_before_step)
     register_optimizer_step_post_hook(_after_step)
+    policy = before_update.policy_of(os.environ)
+    if policy is not None:
+        from tocsin.emitter.hooks.update_guard import UpdateGuard
+
+        _guard = UpdateGuard(hooks, policy)
+        _guard.install()
 
 
 def _before_step(
@@ -299,6 +311,8 @@ def _data_parallel() -> None:
         original(self, *args, **kwargs)
         if not hooks.asleep and os.environ.get(RUN_ID):
             hooks.isolation.run("local_gradients", _watch_all, self)
+            if _guard is not None:
+                hooks.isolation.run(before_update.PROBE, _guard.is_parallel, self)
 
     parallel.__init__ = construct
 
@@ -318,6 +332,7 @@ def _in_child() -> None:
     # one with a process group of its own. What it inherited is kept: to end it, the
     # spool's file or the Kafka client in it, is up to the parent.
     hooks.forked = True
+    hooks.gradients.in_child()
     _inherited.append((current.session, hooks.capture))
     current.session = None
     hooks.reset()

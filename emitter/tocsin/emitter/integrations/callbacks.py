@@ -19,12 +19,13 @@ from typing import Final, ParamSpec, TypedDict
 
 import torch
 
-from tocsin.emitter.api import Run, start
+from tocsin.emitter.api import start
 from tocsin.emitter.hooks.torch_patches import hooks
+from tocsin.emitter.run import Run
 from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
 from tocsin.emitter.stop import exit_points
-from tocsin.emitter.stop.exit_points import StopTraining
+from tocsin.emitter.stop.exception import StopTraining, take_over
 from tocsin.emitter.training.context import current
 from tocsin.emitter.training.training import Training
 from tocsin.schemas.monotonic_clock import unix_us
@@ -66,7 +67,7 @@ class Framework:
     """One framework's training in this process.
 
     Args:
-        name: the framework's, for what is said.
+        name: the framework's, for what is reported.
         options: see `tocsin.emitter.start`, which is called with them.
 
     Raises:
@@ -95,16 +96,16 @@ class Framework:
         return start(**self._options)
 
     def begin(self, end_loop: Callable[[StopTraining], bool]) -> None:
-        """The loop begins. `end_loop` is to end it when a stop is due, and says whether it will;
+        """The loop begins. `end_loop` is to end it when a stop is due, and returns whether it will;
         if the stop asks for it, with a checkpoint."""
         self._began.clear()
-        hooks.around.marks_evaluations = False
-        exit_points.take_over(end_loop)
+        hooks.around.phases.marks_evaluations = False
+        take_over(end_loop)
 
     def end(self) -> None:
         """The loop has ended. Raises StopTraining if that was because of a stop."""
-        hooks.around.marks_evaluations = True
-        exit_points.take_over(None)
+        hooks.around.phases.marks_evaluations = True
+        take_over(None)
         self.safely(self._flush)
         training = self.training
         try:
@@ -116,8 +117,8 @@ class Framework:
 
     def failed(self) -> None:
         """An exception has left the loop."""
-        hooks.around.marks_evaluations = True
-        exit_points.take_over(None)
+        hooks.around.phases.marks_evaluations = True
+        take_over(None)
         for name in list(self._began):
             self.phase_ends(name)
 
@@ -136,7 +137,7 @@ class Framework:
         return None if training is None else training.last_step
 
     def safely(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call it; an exception switches this callback's own part off, and is said once."""
+        """Call it; an exception switches this callback's own part off, and is reported once."""
         current.isolation.run(self._probe, function, *args, **kwargs)
 
     def log(self, values: Mapping[str, object], mode: Mode = "train") -> None:
@@ -217,11 +218,11 @@ class Framework:
 
     def _evaluated(self, values: Mapping[str, object], loss: object) -> None:
         self._log(values, "eval")
-        training, capture = self.training, hooks.capture
+        training = self.training
         step = None if training is None else training.last_step
-        if training is None or capture is None or step is None or loss is None:
+        if training is None or step is None or loss is None:
             return
-        if not capture.has_evaluated(step) and isinstance(loss, numbers.Real | torch.Tensor):
+        if training.evaluated_step != step and isinstance(loss, numbers.Real | torch.Tensor):
             if isinstance(loss, torch.Tensor) and loss.device.type != "cpu":
                 self._copy(step, "eval", [("loss", loss.detach())])
             else:
@@ -232,8 +233,8 @@ class Framework:
         training: Training, step: int, mode: Mode, columns: list[str], values: list[float]
     ) -> None:
         row = StepRow(step, unix_us(), tuple(columns), tuple(values), mode)
-        odd = not all(math.isfinite(value) for value in values)
-        training.step_row(row, urgent=odd)
+        nonfinite = not all(math.isfinite(value) for value in values)
+        training.step_row(row, urgent=nonfinite)
 
 
 def loss_among(values: Mapping[str, object]) -> object:

@@ -76,7 +76,7 @@ class Watch:
 
         Raises:
             TimeoutError: not within `timeout_s`.
-            TocsinError, OSError: what the bus says.
+            TocsinError, OSError: as the bus raises them.
         """
         async with asyncio.timeout(timeout_s):
             await stack.enter_async_context(_bounded(bus, left))
@@ -97,11 +97,11 @@ class Watch:
         """Bind the launcher's socket in `runtime`; each message goes to `heard`. Raises OSError."""
         endpoint = datagrams.Endpoint(runtime / datagrams.LAUNCHER_SOCKET)
         self._endpoint, self._heard = endpoint, heard
-        asyncio.get_running_loop().add_reader(endpoint.fileno(), self.take_datagrams)
+        asyncio.get_running_loop().add_reader(endpoint.fileno(), self.drain_datagrams)
         return endpoint
 
-    def take_datagrams(self) -> None:
-        """Take what processes have said by now."""
+    def drain_datagrams(self) -> None:
+        """Take the messages that processes have sent by now."""
         if self._endpoint is not None and self._heard is not None:
             for message in self._endpoint.drain():
                 self._heard(message)
@@ -179,7 +179,7 @@ class Watch:
                     apply(record)
 
     async def close(self, flush_s: float) -> None:
-        """Say what is still to be said, then end all tasks and the socket."""
+        """Say what is still to be reported, then end all tasks and the socket."""
         if "publish" in self._tasks:
             await self.publisher.flush(flush_s)
         for task in self._tasks.values():

@@ -2,6 +2,7 @@
 
     told (by the listener) -> grace -> SIGTERM, grace -> SIGKILL
 
+A rank that saves a checkpoint when its grace is over gets it once more, as from a launcher.
 A rank that has left its loop gets no signal: its process may be a notebook, or go on to something
 else. Only the one process gets it, never its group, which may be the user's shell.
 """
@@ -22,10 +23,13 @@ from tocsin.emitter.process.identity import Who
 from tocsin.schemas.exit_codes import SIGNALLED
 from tocsin.schemas.records.events import Data, Model, clip
 from tocsin.schemas.records.fields import Id, Incarnation
-from tocsin.schemas.records.stops import StopEscalated, StopExited
+from tocsin.schemas.records.stops.commands import StopEscalated, StopExited
 
 KILLED_S: Final = 10.0
 """How long the end of a process is waited for after SIGKILL, seconds."""
+
+AFTER_SAVE_S: Final = 5.0
+"""How long a rank that was waited for as it saved may take to leave after it, seconds."""
 
 _LOOK_S: Final = 0.05
 
@@ -36,7 +40,7 @@ _STEPS: Final[tuple[tuple[signal.Signals, Literal["SIGTERM", "SIGKILL"]], ...]] 
 
 
 class StopOrder(Model):
-    """One rank of this node was told to stop; its process is `pid`. On the helper's stdin, JSON."""
+    """One rank of this node got a stop; its process is `pid`. On the helper's stdin, as JSON."""
 
     pid: int = Field(gt=0, lt=2**31)
     rank: int = Field(ge=0)
@@ -48,19 +52,20 @@ class StopOrder(Model):
 
 
 class _Answerer(Who):
-    """What each answer says of the order that it answers."""
+    """The fields that each answer takes over from its order."""
 
     command_id: str
     issue_id: str | None
 
 
 class Enforcer:
-    """Sees to the stops that it is told of. On one event loop; `answer` puts events on the bus."""
+    """Sees to the stops that it hears of. On one event loop; `answer` puts events on the bus."""
 
     def __init__(self, run_id: str, answer: Callable[[Data], None]) -> None:
         self._run_id = run_id
         self._answer = answer
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._saving: set[int] = set()
 
     @property
     def under_way(self) -> list[asyncio.Task[None]]:
@@ -85,6 +90,13 @@ class Enforcer:
         if task is not None:
             task.cancel()
 
+    def saving(self, pid: int, *, on: bool) -> None:
+        """A rank begins to write a checkpoint, or has ended it."""
+        if on:
+            self._saving.add(pid)
+        else:
+            self._saving.discard(pid)
+
     async def close(self) -> None:
         """Give up what is under way."""
         tasks = self.under_way
@@ -93,8 +105,13 @@ class Enforcer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _enforce(self, process: psutil.Process, order: StopOrder) -> None:
+        began = time.monotonic()
         if await _gone(process, order.grace_s):
             return
+        # A write that is cut off is a torn checkpoint.
+        if order.pid in self._saving and await self._gone_after_save(process, order):
+            return
+        waited_s = round(time.monotonic() - began, 1)
         who = _Answerer(
             run_id=self._run_id,
             incarnation=order.incarnation,
@@ -103,7 +120,7 @@ class Enforcer:
             command_id=order.command_id,
             issue_id=order.issue_id,
         )
-        reason = f"rank {order.rank} did not leave within {order.grace_s:g} s"
+        reason = f"rank {order.rank} did not leave within {waited_s:g} s"
         for number, how in _STEPS:
             try:
                 process.send_signal(number)
@@ -131,6 +148,15 @@ class Enforcer:
                 )
                 return
             reason = f"rank {order.rank} did not end within {patience_s:g} s of {how}"
+
+    async def _gone_after_save(self, process: psutil.Process, order: StopOrder) -> bool:
+        """Whether it ended while it saved, within the grace, or within `AFTER_SAVE_S` after it."""
+        until = time.monotonic() + order.grace_s
+        while order.pid in self._saving and time.monotonic() < until:
+            if await _gone(process, 0.0):
+                return True
+            await asyncio.sleep(_LOOK_S)
+        return await _gone(process, 0.0 if order.pid in self._saving else AFTER_SAVE_S)
 
 
 async def _gone(process: psutil.Process, timeout_s: float) -> bool:

@@ -35,7 +35,7 @@ from tocsin.emitter.stop.verification import (
 from tocsin.schemas.exit_codes import SIGNALLED, STOPPED
 from tocsin.schemas.records.events import Data, clip
 from tocsin.schemas.records.runs import Role
-from tocsin.schemas.records.stops import (
+from tocsin.schemas.records.stops.commands import (
     StopAcknowledged,
     StopEscalated,
     StopExited,
@@ -112,15 +112,28 @@ class Stopper:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop was acknowledged: it decides the exit code."""
-        return bool(self._stops)
+        """Whether a stop was acknowledged, or the ranks have left before an update: it decides the
+        exit code.
+        """
+        return bool(self._stops) or self.left_early
+
+    @property
+    def left_early(self) -> bool:
+        """Whether ranks of the newest training have left before an update."""
+        return bool(self._members.left_early(self._members.incarnation))
+
+    @property
+    def awaits_command(self) -> bool:
+        """Whether they have, and the command that confirms it has not come yet."""
+        return self.left_early and self._members.incarnation not in self._stops
 
     @property
     def figures(self) -> StopFigures | None:
         """How the newest one went, for the summary; None without a stop."""
         stop = self._newest
         if stop is None:
-            return None
+            steps = self._early_steps()
+            return StopFigures(how="edge", step=max(steps)) if steps else None
         return StopFigures(
             command=stop.command, how=stop.how, step=stop.step, exit_code=stop.exit_code
         )
@@ -135,6 +148,8 @@ class Stopper:
         over = ""
         if job is None:
             over = "the job has not started yet"
+        elif self.awaits_command:
+            over = ""  # it is stopped; what comes now confirms it
         elif job.returncode is not None:
             over = "the job had ended"
         elif members.training_over():
@@ -151,7 +166,27 @@ class Stopper:
         """See Hands."""
         stop = self._stops[command.incarnation] = _Stop(command)
         self._answer(self._acknowledged(command))
+        job = self._job()
+        if job is not None and job.exit_code is not None:
+            self._confirm(stop, job.exit_code)
+            return
         stop.task = asyncio.create_task(self._carry_out(signed, stop), name="stop")
+
+    def may_leave(self, stops_off: str) -> bool:
+        """Whether a rank may leave before an update now, where the configuration asks for it;
+        `stops_off`: why no stop of the bus takes effect. Changes nothing: other ranks may refuse.
+        """
+        facts = self.facts()
+        return not (stops_off or facts.stops_off or facts.over) and bool(len(facts.keys))
+
+    async def forbid_restarts(self) -> None:
+        """Have torchrun start nothing again on this node; waits for it up to `AGENTS_S`."""
+        agents = self._members.unblocked()
+        for agent in agents:
+            datagrams.send(agent.socket, {"kind": "no_restart"})
+        if agents:
+            members = self._members
+            await members.until(lambda: not members.unblocked(), timeout_s=AGENTS_S)
 
     def join(self, command: StopRequested) -> None:
         """See Hands."""
@@ -195,7 +230,7 @@ class Stopper:
         job, command = self._job(), stop.command
         if job is None:
             return
-        await self._block_restarts()
+        await self.forbid_restarts()
         living = self._members.living(command.incarnation)
         told = [trainer for trainer in living if datagrams.send(trainer.socket, signed.message())]
         # Who was not told may have gone on to another training meanwhile: that one is not touched.
@@ -243,14 +278,6 @@ class Stopper:
                 return
             reason = f"the job did not end within {patience_s:g} s of {number.name}"
 
-    async def _block_restarts(self) -> None:
-        agents = self._members.unblocked()
-        for agent in agents:
-            datagrams.send(agent.socket, {"kind": "no_restart"})
-        if agents:
-            members = self._members
-            await members.until(lambda: not members.unblocked(), timeout_s=AGENTS_S)
-
     def _saving(self, command: StopRequested) -> bool:
         living = self._members.living(command.incarnation)
         return any(trainer.saving for trainer in living)
@@ -293,6 +320,10 @@ class Stopper:
         stop.exit_code = exit_code
         for command in (stop.command, *stop.joined):
             self._answer(self._exited(stop, command))
+
+    def _early_steps(self) -> list[int]:
+        trainers = self._members.left_early(self._members.incarnation)
+        return [t.left_at for t in trainers if t.left_at is not None]
 
     def _acknowledged(self, command: StopRequested) -> StopAcknowledged:
         return StopAcknowledged(

@@ -5,13 +5,14 @@ Protocol, on the helper's stdin (text lines; the helper ignores words that it do
     job PID     the job runs as this process: what the sampler looks at
     drain S     the job is over: work off what is there, for S seconds at most, then exit with 0
                 (all deliveries final) or 3 (something is left in the ledger)
-    stop JSON   a rank of this node was told to stop (`tocsin.emitter.launch.enforcer.StopOrder`):
-    end its
-                process if it does not leave. Only where there is no launcher, which does so itself
+    stop JSON   a rank of this node got a stop (`tocsin.emitter.launch.enforcer.StopOrder`):
+                end its process if it does not leave. Only where there is no launcher, which does
+                so itself
     left PID    that rank has left its loop: it gets no signal
+    saving PID  that rank writes a checkpoint, and gets its grace once more; `saved PID`: no more
     EOF         the launcher is gone: stop now, in order, once the stops under way are carried out
 
-The orders so far are told again to a helper that was started anew. It has a session of its own and
+A helper that was started anew gets the orders so far once more. It has a session of its own and
 no terminal, so no Ctrl-C reaches it; stdout and stderr go to its log.
 """
 
@@ -169,12 +170,12 @@ class HelperProcess:
 
     @property
     def has_drained(self) -> bool:
-        """Whether it has exited as `drain` asked; `returncode` then says whether all is done."""
+        """Whether it has exited as `drain` asked; `returncode` is 0 if all was done."""
         return self._done.is_set()
 
     @property
     def ended_well(self) -> bool:
-        """Whether it drained as it was told and never had to be started again."""
+        """Whether it drained as ordered and never had to be started again."""
         return self.restarts == 0 and self.returncode in DRAINED
 
     async def close(self, timeout_s: float) -> None:

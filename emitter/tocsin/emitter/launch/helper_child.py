@@ -31,7 +31,7 @@ def helper_words(
     stop: bool,
     incarnation: str | None = None,
 ) -> tuple[str, ...]:
-    """What the helper of this run is told; with an incarnation it samples the node too."""
+    """The order for the helper of this run; with an incarnation it samples the node too."""
     words = ["--run-id", run_id, "--bus", bus_url, "--since-ms", str(since_ms)]
     if config is not None:
         words += ["--config", str(config)]
@@ -43,7 +43,7 @@ def helper_words(
 
 
 def helper_command(words: Sequence[str]) -> tuple[str, ...]:
-    """The command line of a helper that is told this."""
+    """The command line of a helper with this order."""
     return python_command(MODULE, *words)
 
 
@@ -53,7 +53,7 @@ class Child:
     def __init__(self, command: Sequence[str], log: Path, passed: Sequence[int] = ()) -> None:
         """Start it; it inherits the descriptors in `passed`. Raises OSError."""
         environ = helper_environment(os.environ)
-        for name in (RUN_ID, BUS):  # it is told by its command line, and is no training itself
+        for name in (RUN_ID, BUS):  # it is named by its command line, and is no training itself
             environ.pop(name, None)
         with log.open("ab") as out:
             self._popen = subprocess.Popen(

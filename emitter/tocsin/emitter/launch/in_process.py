@@ -15,6 +15,8 @@ from tocsin.emitter.checkpoints.reader import CheckpointReader
 from tocsin.emitter.launch.helper import DRAIN_S
 from tocsin.emitter.launch.helper_child import HelperChild, helper_command, helper_words
 from tocsin.emitter.launch.listener_child import ListenerChild
+from tocsin.emitter.launch.look_back import look_back
+from tocsin.emitter.launch.predecessor import Predecessor
 from tocsin.emitter.node.publisher import NodePlan, NodeReport
 from tocsin.emitter.node.registry import Entry, NodeFolder, Registration
 from tocsin.emitter.plan.settings import lay_over
@@ -37,12 +39,14 @@ from tocsin.emitter.process.identity import (
     scheduler_job,
 )
 from tocsin.emitter.process.stderr import print_line
-from tocsin.emitter.stop import datagrams
+from tocsin.emitter.stop import before_update, datagrams
+from tocsin.emitter.stop.early_stop import early_stop
 from tocsin.emitter.stop.listener import ThreadListener
 from tocsin.emitter.stop.verification import STOP, STOP_KEYS, trusted_paths
 from tocsin.emitter.training.training import Training, kafka_opener
 from tocsin.schemas.configuration.file import LoadedConfig
 from tocsin.schemas.configuration.settings import resolve_settings
+from tocsin.schemas.configuration.store import capture_json
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.ids import incarnation_id
 from tocsin.schemas.monotonic_clock import unix_ms
@@ -53,11 +57,16 @@ LEFTOVERS: Final = 3
 
 
 def environment(
-    run_id: str | None, loaded: LoadedConfig, base: Mapping[str, str], *, capture: str = ""
+    run_id: str | None,
+    loaded: LoadedConfig,
+    base: Mapping[str, str],
+    *,
+    capture: str = "",
+    labels: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """What a launcher would have put into the environment of this process.
 
-    `capture` is JSON, laid over the section of the file.
+    `capture` is JSON, laid over the section of the file; `labels` are those given in the code.
 
     Raises:
         ConfigurationError: no run id that all ranks would agree on, or a wrong one.
@@ -79,7 +88,9 @@ def environment(
         RUN_ID: run_id,
         JOB_ID: job_id,
         PREFIX: settings.bus.prefix,
-        CAPTURE: lay_over(loaded.config.capture.model_dump_json(exclude_defaults=True), capture),
+        CAPTURE: lay_over(
+            capture_json(loaded.config.capture, loaded.config.store, loaded.folder), capture
+        ),
         RUNTIME_DIR: str(runtime_folder.shared_job_folder(base, folder)),
     }
     url = settings.bus.url
@@ -94,12 +105,29 @@ def environment(
             path = origin / Path(url.removeprefix("embedded:")).expanduser()
         url = f"embedded:{os.path.abspath(path)}"
     found[BUS] = url
+    early = early_stop(loaded.config, {**settings.labels, **(labels or {})})
+    if early.why_not:
+        print_line(f"stop.before_update has no effect: {early.why_not}")
+    elif early.checkpoint is not None and base.get(STOP) != "off":
+        found[before_update.VARIABLE] = early.checkpoint
     if loaded.config.stop.pin != "off":
         found[PIN] = loaded.config.stop.pin
     if loaded.config.stop.trusted_keys is not None:
         keys = tuple(loaded.folder / key for key in loaded.config.stop.trusted_keys)
         found[STOP_KEYS] = os.pathsep.join(str(key) for key in trusted_paths(base, keys))
     return found
+
+
+def stopped_before(
+    run_id: str | None, added: Mapping[str, str], base: Mapping[str, str]
+) -> Predecessor | None:
+    """The incarnation of this run before this one, if a stop ended it. A run with a new id has
+    none; for others this may block for `look_back.TIMEOUT_S`.
+    """
+    if run_id is None and RUN_ID not in base and scheduler_job(base) is None:
+        return None
+    url = added[BUS]
+    return look_back(url, added[PREFIX], added[RUN_ID], base, kafka_opener(url, base))
 
 
 class Services:
@@ -180,7 +208,7 @@ class Services:
             on_obeyed=lambda trainer, command: pins.keep(
                 command.last_good_checkpoint, command.incarnation
             ),
-            on_saved=reader.heard,
+            on_saved=reader.receive,
             beside=beside,
         )
         self._listener = listener
@@ -198,7 +226,7 @@ class Services:
             visible=self._environ.get("CUDA_VISIBLE_DEVICES", ""),
         )
         try:
-            self._entry = NodeFolder.of(self._environ).leave(registration)
+            self._entry = NodeFolder.from_environ(self._environ).leave(registration)
         except OSError as error:
             print_line(f"this process is not registered for `tocsin sample`: {error}")
 

@@ -31,6 +31,23 @@ class CannotStart(Exception):
         self.exit_code: Final = exit_code
 
 
+def check_program(command: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Look for the program of CMD before anything is announced that it would do.
+
+    Raises:
+        CannotStart: no such program.
+    """
+    program = command[0]
+    folders = [""] if "/" in program else os.get_exec_path(environ)
+    if not any(os.path.exists(os.path.join(folder, program)) for folder in folders):
+        raise _not_found(program)
+
+
+def _not_found(program: str) -> CannotStart:
+    where = "" if "/" in program else " on PATH: expected a program, or a path like ./it"
+    return CannotStart(f"{program}: not found{where}", NOT_FOUND)
+
+
 class Job:
     """CMD, running. To be made and used on one event loop, in the main thread."""
 
@@ -52,8 +69,7 @@ class Job:
         try:
             self._popen = subprocess.Popen(list(command), env=dict(environ), process_group=0)
         except (FileNotFoundError, NotADirectoryError) as error:
-            where = "" if "/" in command[0] else " on PATH: expected a program, or a path like ./it"
-            raise CannotStart(f"{command[0]}: not found{where}", NOT_FOUND) from error
+            raise _not_found(command[0]) from error
         except (OSError, ValueError) as error:
             why = "not executable"
             if isinstance(error, OSError) and error.errno == errno.ENOEXEC:

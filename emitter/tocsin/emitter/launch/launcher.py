@@ -1,4 +1,4 @@
-"""`tocsin run`: starts a job, watches it, tells about it, and ends with its exit code.
+"""`tocsin run`: starts a job, watches it, reports on it, and ends with its exit code.
 
 The order is in `_Launch.run`. The job comes first: what fails on our side costs a line on stderr
 and the watching, never the job, whose exit code is passed on in any case.
@@ -27,21 +27,22 @@ from tocsin.emitter.launch.end_budget import EndBudget
 from tocsin.emitter.launch.escalation import Stopper
 from tocsin.emitter.launch.forked import can_fork, fork
 from tocsin.emitter.launch.helper import HelperProcess, helper_environment
-from tocsin.emitter.launch.job import CannotStart, Job
+from tocsin.emitter.launch.job import CannotStart, Job, check_program
 from tocsin.emitter.launch.options import LaunchOptions, job_environment
 from tocsin.emitter.launch.own_run import OwnRun
 from tocsin.emitter.launch.predecessor import Predecessor, stopped_before
 from tocsin.emitter.launch.run_records import StopState, keep_beating, run_ended, run_started
 from tocsin.emitter.launch.signals import ENDING, ForwardedSignals
-from tocsin.emitter.launch.summary import Summary, decide_end
+from tocsin.emitter.launch.summary import LEFT_EARLY, Summary, decide_end
 from tocsin.emitter.launch.terminal import Terminal
 from tocsin.emitter.process import environment, runtime_folder
 from tocsin.emitter.process.identity import restart_count
 from tocsin.emitter.process.process_group import Reaper, become_subreaper, process_lives
+from tocsin.emitter.stop import before_update
 from tocsin.emitter.stop.datagrams import Message
 from tocsin.emitter.stop.detail_requests import CloserLooks
 from tocsin.emitter.stop.listener import Listener
-from tocsin.emitter.stop.processes import Members
+from tocsin.emitter.stop.processes import Members, Trainer
 from tocsin.emitter.stop.unwatched import LINES
 from tocsin.emitter.stop.verification import read_keys, trusted_paths, untrusted_places
 from tocsin.schemas.compute import saved_by_stop
@@ -55,7 +56,8 @@ from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import Data
 from tocsin.schemas.records.frames import Speaker
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.schemas.records.runs import Outcome, RunView
+from tocsin.schemas.records.run_view import RunView
+from tocsin.schemas.records.runs import Outcome
 from tocsin.schemas.topics import Topics
 
 logger = logging.getLogger(__name__)
@@ -65,13 +67,16 @@ USAGE: Final = 2
 
 OPEN_S: Final = 15.0
 UNHEARD_S: Final = 10.0
-"""A job that ran this long without a word from the hook gets a line that says why."""
+"""A job that ran this long without a word from the hook gets a line with the reason."""
 
 CHECKPOINTS_S: Final = 5.0
 """How long, after the job, the checkpoints that it saved last are read, seconds."""
 
 LOOK_BACK_S: Final = 5.0
 """How long to find out whether the run was stopped before, seconds."""
+
+CONFIRM_S: Final = 5.0
+"""How long, after a job that has left before an update, its confirmation is waited for, seconds."""
 
 HELPER_CLOSE_S: Final = 3.0
 _DRAIN_LOOK_S: Final = 0.05
@@ -84,6 +89,12 @@ def launch(options: LaunchOptions) -> int:
     Never raises for what the job or the bus does. 2 means that nothing was started.
     """
     launcher = _Launch(options)
+    try:
+        check_program(options.command, os.environ)
+    except CannotStart as error:
+        # A command that was mistyped is no run: nobody hears of it.
+        launcher.print_line(str(error))
+        return launcher.sum_up(None, error.exit_code)
     launcher.fork()
     try:
         return asyncio.run(launcher.run())
@@ -129,6 +140,8 @@ class _Launch:
         self._checkpoints = CheckpointReader(options.run_id, self._publish)
         self._pins = Pins(options.run_id, options.pin, self._publish)
         self._after_stop = ""
+        self._listener: Listener | None = None
+        self._answers: set[asyncio.Task[None]] = set()
         self._starting: asyncio.Task[Job | None] | None = None
         self._key_paths = trusted_paths(os.environ, options.trusted_keys)
         self._stopper = Stopper(
@@ -183,18 +196,18 @@ class _Launch:
         try:
             job = await self._starting
         except _Held as error:
-            # Nothing is told of it: the stopped one stays the newest that the bus knows of.
+            # It gets no record: the stopped one stays the newest that the bus knows of.
             self.print_line(str(error))
             return STOPPED
         except CannotStart as error:
             self.print_line(str(error))
-            await self._tell_end(error.exit_code, 0.0, str(error))
-            return self.sum_up(None, error.exit_code)
+            return await self._not_started(error.exit_code, str(error))
         except asyncio.CancelledError:
             if self._cancelled is None:
                 raise
-            await self._tell_end(-self._cancelled, 0.0, "interrupted before the job was started")
-            return self.sum_up(None, -self._cancelled)
+            self._hurry.set()
+            reason = "interrupted before the job was started"
+            return await self._not_started(-self._cancelled, reason)
         if job is None:
             return USAGE
         job.use(handlers)
@@ -212,11 +225,12 @@ class _Launch:
         if self._watch is not None:
             # The last samples stand before the end of the run.
             await self._watch.end("heartbeats", "sample", timeout_s=self._budget.left_s(FLUSH_S))
-            self._watch.take_datagrams()
+            self._watch.drain_datagrams()
             # The checkpoints that were saved last stand before it, too.
             await self._checkpoints.settled(self._budget.left_s(CHECKPOINTS_S))
             await self._pins.settled(self._budget.left_s(CHECKPOINTS_S))
             await self._watch.publish_behind()
+            await self._confirmed_early(self._budget.left_s(CONFIRM_S))
         self._stopper.job_gone()
         assert job.returncode is not None
         await self._tell_end(job.returncode, job.duration_s())
@@ -226,6 +240,24 @@ class _Launch:
         finally:
             exit_code = self.sum_up(job)
         return exit_code
+
+    async def _not_started(self, returncode: int, reason: str) -> int:
+        """What was announced does not come: say so, and let the rules close the run."""
+        self._budget.begin()
+        await self._tell_end(returncode, 0.0, reason)
+        if self._watch is not None:
+            await self._drain(self._watch)
+        return self.sum_up(None, returncode)
+
+    async def _confirmed_early(self, timeout_s: float) -> None:
+        """Where the ranks have left before an update, wait for the command of the run's own rule:
+        it stands before the end of the run then.
+        """
+        until = time.monotonic() + timeout_s
+        while self._stopper.awaits_command and time.monotonic() < until:
+            if self._hurry.is_set():
+                return
+            await asyncio.sleep(_DRAIN_LOOK_S)
 
     # Start
 
@@ -299,13 +331,9 @@ class _Launch:
         if found is None:
             return
         self._after_stop = found.reason
-        line = f"this run was stopped before: {found.reason}"
         if self.options.hold:
-            raise _Held(
-                f"{line}; it is not started again (stop.on_restart: hold). Start it under another "
-                "--run-id, or set stop.on_restart to go_on"
-            )
-        self.note(line, wrong=True)
+            raise _Held(found.held("--run-id"))
+        self.note(found.line, wrong=True)
 
     def _own_helper(self) -> HelperProcess | None:
         options = self.options
@@ -351,6 +379,7 @@ class _Launch:
         watch.begin("checkpoints", self._checkpoints.run())
         looks = CloserLooks(self.options.run_id, self._members)
         listener = Listener(self._topics, self.options.run_id, self._stopper, looks=looks)
+        self._listener = listener
         watch.begin("listen", listener.keep_listening(watch.bus))
         watch.begin("follow", watch.follow(self._take_record))
         watch.begin("heartbeats", keep_beating(self.options, self._members, watch.publisher))
@@ -383,8 +412,28 @@ class _Launch:
     # While it runs
 
     def _heard(self, message: Message) -> None:
-        if self._members.heard(message):
-            self._checkpoints.heard(message)
+        early = self._stopper.left_early
+        if not self._members.receive(message):
+            return
+        self._checkpoints.receive(message)
+        if self._stopper.left_early and not early:
+            self.note(f"the job left its loop: {LEFT_EARLY}", wrong=True)
+        asking = before_update.who_asks(message, self._members)
+        if asking is not None:
+            leaves = before_update.leaves(message)
+            task = asyncio.create_task(self._answer_question(asking, leaves), name="may leave")
+            self._answers.add(task)
+            task.add_done_callback(self._answers.discard)
+
+    async def _answer_question(self, trainer: Trainer, leaves: bool) -> None:
+        """Whether this rank may leave before an update; one that `leaves` is not started again."""
+        listener, permitted = self._listener, False
+        if self.options.before_update is not None and listener is not None:
+            permitted = listener.ready.is_set() and self._stopper.may_leave(listener.stops_off)
+        if leaves:
+            # All ranks have agreed to that, whatever has changed since.
+            await self._stopper.forbid_restarts()
+        before_update.answer(trainer, permitted)
 
     def _signalled(self, number: signal.Signals) -> None:
         if self.job is not None and self.job.returncode is None:
@@ -435,7 +484,8 @@ class _Launch:
             # Before the stop is decided: people may take their time, and the job goes on saving.
             self._pins.keep(news.last_good_checkpoint, news.incarnation)
         if isinstance(news, IssueFiring) and (news.state != "ongoing" or news.turned_critical):
-            self.note(messages.issue_line(news), wrong=news.severity != "info")
+            cause = self._own.view.issue(news.consequence_of or "")
+            self.note(messages.issue_line(news, cause), wrong=news.severity != "info")
         elif isinstance(news, Delivery):
             wrong = news.kind == "stop" or news.state in ("rejected", "expired")
             self.note(messages.delivery_line(news), wrong=wrong)
@@ -452,7 +502,7 @@ class _Launch:
             self._watch.publisher.publish(data)
 
     def _answer(self, data: Data) -> None:
-        """What the stop has to say: on the bus and on the terminal."""
+        """Publish an answer of the stop, and print it."""
         self._publish(data)
         command, figures = self._stopper.command, self._stopper.figures
         if command is not None:
@@ -557,7 +607,7 @@ class _Launch:
                 summary.write(options.summary)
             except (OSError, ValueError) as error:
                 self.print_line(f"cannot write the summary: {error}")
-        if self._watch is not None:
+        if self._watch is not None and self.job is not None:
             unsaid = self._watch.publisher.unpublished
             line = messages.end_line(
                 summary, unsaid=unsaid, again=options.again, unwatched=self._members.unwatched

@@ -26,7 +26,7 @@ class ListenerChild(Child):
     def __init__(
         self, speaker: Speaker, bus_url: str, prefix: str, folder: Path, orders: int | None
     ) -> None:
-        """Start it. Ranks can say hello from now on; `orders` is the helper's stdin, if there is
+        """Start it. Ranks can sign on from now on; `orders` is the helper's stdin, if there is
         one.
 
         Raises OSError.

@@ -28,7 +28,7 @@ from tocsin.emitter.stop import datagrams
 from tocsin.emitter.stop.listener import ThreadListener
 from tocsin.emitter.stop.processes import Trainer
 from tocsin.schemas.records.frames import Speaker
-from tocsin.schemas.records.stops import StopRequested
+from tocsin.schemas.records.stops.commands import StopRequested
 from tocsin.schemas.topics import Topics
 
 
@@ -43,7 +43,7 @@ class Orders:
         self._waiting: deque[bytes] = deque()
 
     def obeyed(self, trainer: Trainer, command: StopRequested) -> None:
-        """A rank was told to stop: let the helper end it if it does not leave."""
+        """A rank got a stop: let the helper end it if it does not leave."""
         order = StopOrder(
             pid=trainer.pid,
             rank=trainer.rank,
@@ -58,6 +58,10 @@ class Orders:
     def left(self, pid: int) -> None:
         """Note that a rank has left its loop."""
         self._write(f"left {pid}")
+
+    def saving(self, pid: int, on: bool) -> None:
+        """Note that a rank begins to write a checkpoint, or has ended it."""
+        self._write(f"{'saving' if on else 'saved'} {pid}")
 
     def _write(self, order: str) -> None:
         if self._descriptor is not None:
@@ -121,7 +125,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         datagrams.Endpoint.inherited(arguments.socket, arguments.socket_fd),
         on_obeyed=obeyed,
         on_left=orders.left,
-        on_saved=reader.heard,
+        on_saved=reader.receive,
+        on_saving=orders.saving,
         beside=publish,
     )
     with contextlib.suppress(BusError):

@@ -13,9 +13,9 @@ from tocsin.emitter.process.isolation import switched_off
 from tocsin.schemas.records.configurations import ConfigurationRefused
 from tocsin.schemas.records.deliveries import STOPPED, Delivery
 from tocsin.schemas.records.events import Data
-from tocsin.schemas.records.issues import SHORT_ID, Issue, gravest
+from tocsin.schemas.records.issues import SHORT_ID, Issue, gravest, root_of
 from tocsin.schemas.records.runs import CaptureFigures
-from tocsin.schemas.records.stops import (
+from tocsin.schemas.records.stops.commands import (
     StopAcknowledged,
     StopEscalated,
     StopExited,
@@ -28,10 +28,10 @@ from tocsin.schemas.text import number_text, plain_line, share_text, time_text
 PREFIX = "tocsin: "
 
 
-def issue_line(issue: Issue) -> str:
-    """One line: severity, rule, where first, why."""
+def issue_line(issue: Issue, cause: Issue | None = None) -> str:
+    """One line: severity, rule, where first, why. `cause` is the issue that it follows from."""
     if issue.state == "resolved":
-        return plain_line(f"resolved: {issue.rule}: {issue.reason}")
+        return plain_line(f"resolved: {issue.rule} ({issue.subject.name}) no longer fires")
     where = []
     if issue.first_step is not None:
         where.append(f"step {issue.first_step:,}")
@@ -39,8 +39,9 @@ def issue_line(issue: Issue) -> str:
         where.append(f"rank {issue.first_rank}")
     where.append(issue.subject.name)
     line = f"{issue.severity}: {issue.rule} at {', '.join(where)}: {issue.reason}"
-    if issue.consequence_of is not None:
-        line += f" (a consequence of {issue.consequence_of[:SHORT_ID]})"
+    if cause is not None:
+        since = "" if cause.first_step is None else f" at step {cause.first_step:,}"
+        line += f" (a consequence of {cause.rule}{since})"
     return plain_line(line)
 
 
@@ -151,12 +152,9 @@ def end_line(
         line += f", saved {summary.saved.text}"
     stopping = [issue for issue in issues if stop is not None and issue.issue_id == stop.issue_id]
     if (told := gravest(stopping or issues)) is not None:
-        line += f"; {shlex.join(['tocsin', 'why', told.short_id, *again])}"
+        line += f"; {shlex.join(['tocsin', 'why', root_of(told, issues).short_id, *again])}"
     return line
 
-
-SHORT_RUN_S: Final = 60.0
-"""A share of less time than this would be that of imports and first looks."""
 
 SHORT_STEP_S: Final = 0.004
 """Steps below which the budget is 20 µs each, and summaries come less often for it."""
@@ -168,10 +166,7 @@ def overhead(capture: CaptureFigures) -> str:
     Of short steps, how often they are looked at, too: `steps of 2 ms: capture thinned to 1 step in
     20, gradients summarised every 500 steps`.
     """
-    if 0 < capture.stepping_s < SHORT_RUN_S:
-        cost = f"overhead {capture.spent_s:.1f} s"
-    else:
-        cost = f"overhead {capture.overhead_percent:.1f} %"
+    cost = f"overhead {capture.overhead_text}"
     step_s, thinned = capture.step_s, []
     if (looks := capture.intervals.get("steps", 1)) > 1:
         thinned.append(f"capture thinned to 1 step in {looks}")

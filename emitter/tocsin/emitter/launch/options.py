@@ -12,6 +12,8 @@ from tocsin.bus.port import Bus
 from tocsin.emitter.checkpoints.pins import How
 from tocsin.emitter.launch.helper import DRAIN_S
 from tocsin.emitter.process import environment
+from tocsin.emitter.stop import before_update
+from tocsin.emitter.stop.before_update import CheckpointPolicy
 from tocsin.emitter.stop.verification import STOP, STOP_KEYS, trusted_paths
 from tocsin.schemas.compute import NO_PRICES
 from tocsin.schemas.configuration.sections import PricesConfig
@@ -44,8 +46,10 @@ class LaunchOptions:
     driven through its stdin, see `tocsin.emitter.launch.helper`; `serve` does the same in a fork of
     the launcher. `config` is the configuration
     file, for the job's processes; `helper_log` is where the helper writes, kept only if it did not
-    end well; `capture` its section as JSON. `stop` False is `--no-stop`. `pin` says how the last
+    end well; `capture` its section as JSON. `stop` False is `--no-stop`. `pin` is how the last
     good checkpoint is kept; with `hold` nothing is started if the incarnation before was stopped.
+    `before_update` is what becomes of the checkpoint where ranks leave before an update; None: they
+    do not.
 
     `print_line` gets each line for the terminal, without the prefix; by default it goes to stderr
     as `tocsin: LINE`. `warnings` are lines for its start. Without a word from the rules for
@@ -68,6 +72,7 @@ class LaunchOptions:
     trusted_keys: tuple[Path, ...] = ()
     pin: How | None = None
     hold: bool = False
+    before_update: CheckpointPolicy | None = None
     drain_s: float = DRAIN_S
     judged_within_s: float = 60.0
     quiet: bool = False
@@ -104,8 +109,11 @@ def job_environment(
     paths = trusted_paths(base, options.trusted_keys)
     environ[STOP_KEYS] = os.pathsep.join(str(path.absolute()) for path in paths)
     environ.pop(STOP, None)
+    environ.pop(before_update.VARIABLE, None)
     if not options.stop:
         environ[STOP] = "off"
+    elif options.before_update is not None:
+        environ[before_update.VARIABLE] = options.before_update
     searched = base.get("PYTHONPATH")
     environ["PYTHONPATH"] = os.pathsep.join([str(HOOK_FOLDER), *([searched] if searched else [])])
     return environ

@@ -11,7 +11,8 @@ from tocsin.bus.port import LATEST, From, Partition, Reader, Record, RunBus
 from tocsin.schemas.records.configurations import WORKERS_PARTITION, ConfigurationRefused
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import Issue, IssueFiring, IssueOngoing
-from tocsin.schemas.records.runs import CaptureFigures, RunView
+from tocsin.schemas.records.run_view import RunView
+from tocsin.schemas.records.runs import CaptureFigures
 from tocsin.schemas.records.runs_view import RunsView
 from tocsin.schemas.records.wire import event_data
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
@@ -36,7 +37,7 @@ class _Read:
             return self.issue.raised_from is not None or self.issue.stop_released
         return self.issue.state == "firing" or not self.issue.muted
 
-    def says_the_same(self, issue: Issue) -> bool:
+    def repeats(self, issue: Issue) -> bool:
         mine = self.issue
         return (mine.state, mine.severity, mine.times) == (
             issue.state,
@@ -62,7 +63,7 @@ class OwnRun:
     def apply(
         self, record: Record, incarnations: AbstractSet[str], now_ms: int
     ) -> Issue | Delivery | RunView | ConfigurationRefused | None:
-        """Fold in a record of any of the topics; what it says if it is news of this job."""
+        """Fold in a record of any of the topics; its data if it is news of this job."""
         data = event_data(record)
         if isinstance(data, ConfigurationRefused):
             return data if data.is_of_run(self._run_id) else None
@@ -77,7 +78,7 @@ class OwnRun:
         if isinstance(data, Delivery):
             return None if before is not None and before.state == data.state else data
         found = self._newest.get(data.issue_id)
-        if found is not None and found.says_the_same(data):
+        if found is not None and found.repeats(data):
             return None
         self._newest[data.issue_id] = _Read(data, now_ms)
         return data

@@ -1,7 +1,7 @@
 """Whether the incarnation before this one was stopped, and why: asked before a job is started.
 
-A restart loop starts a job again that was stopped for a reason. It is told the reason, and held
-back where the configuration says so.
+A restart loop starts a job again that was stopped for a reason. The job gets the reason, and does
+not start where the configuration forbids it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from tocsin.bus.port import EARLIEST, Partition, RunBus
 from tocsin.bus.reading import read_to_end
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.records.events import EVENT_TYPES
-from tocsin.schemas.records.runs import RunView
-from tocsin.schemas.records.stops import StopRequested
+from tocsin.schemas.records.run_view import RunView
+from tocsin.schemas.records.stops.commands import StopRequested
 from tocsin.schemas.text import plain_line
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 
@@ -27,6 +27,18 @@ class Predecessor:
 
     incarnation: str
     reason: str
+
+    @property
+    def line(self) -> str:
+        """What the person at the terminal reads."""
+        return f"this run was stopped before: {self.reason}"
+
+    def held(self, another: str) -> str:
+        """The same, where it is not started again; `another` names what to start it under."""
+        return (
+            f"{self.line}; it is not started again (stop.on_restart: hold). Start it under another "
+            f"{another}, or set stop.on_restart to go_on"
+        )
 
 
 async def stopped_before(bus: RunBus, topics: Topics, run_id: str) -> Predecessor | None:

@@ -1,4 +1,4 @@
-"""What a launcher says about its run: that it began, lives, has ended."""
+"""The records of a launcher about its run: that it began, lives, has ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from tocsin.emitter.process.scheduler import scheduler_of
 from tocsin.emitter.send.publisher import Publisher
 from tocsin.emitter.stop.processes import Members
 from tocsin.schemas.records.events import clip
-from tocsin.schemas.records.runs import Heartbeat, Outcome, RunEnded, RunStarted
+from tocsin.schemas.records.runs import (
+    Heartbeat,
+    Outcome,
+    RunEnded,
+    RunStarted,
+)
 
 StopState = Literal["trusted_key", "no_trusted_key", "off"]
 
@@ -76,7 +81,7 @@ def run_ended(
     world_size: int,
     duration_s: float,
 ) -> RunEnded:
-    """The job has ended, or could not be started; `reason` says why in the latter case."""
+    """The job has ended, or could not be started; `reason` is why, in the latter case."""
     return RunEnded(
         run_id=options.run_id,
         incarnation=incarnation,

@@ -18,16 +18,22 @@ from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.goodput import Goodput
 from tocsin.schemas.records.issues import Issue
 from tocsin.schemas.records.runs import CaptureFigures, Outcome
-from tocsin.schemas.records.stops import StopRequested
+from tocsin.schemas.records.stops.commands import StopRequested
 
 VERSION: Final = 1
+
+LEFT_EARLY: Final = "a gradient was not finite; the update was not made (stop.before_update)"
+"""The reason of a stop without a command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopFigures:
-    """How a stop went: `how` is edge, SIGTERM, SIGKILL or itself; `step` where the ranks left."""
+    """How a stop went: `how` is edge, SIGTERM, SIGKILL or itself; `step` where the ranks left.
 
-    command: StopRequested
+    Without a command the ranks have left before an update, and nobody has confirmed it.
+    """
+
+    command: StopRequested | None = None
     how: str | None = None
     step: int | None = None
     exit_code: int | None = None
@@ -135,15 +141,15 @@ def _delivery(delivery: Delivery) -> dict[str, object]:
 
 def _stop(stop: StopFigures) -> dict[str, object]:
     command = stop.command
-    checkpoint = command.last_good_checkpoint
+    checkpoint = None if command is None else command.last_good_checkpoint
     return {
-        "command_id": command.command_id,
-        "issue": command.issue_id,
-        "rule": command.rule,
-        "reason": command.reason,
-        "requested_by": command.requested_by,
+        "command_id": None if command is None else command.command_id,
+        "issue": None if command is None else command.issue_id,
+        "rule": None if command is None else command.rule,
+        "reason": LEFT_EARLY if command is None else command.reason,
+        "requested_by": "" if command is None else command.requested_by,
         "step": stop.step,
         "how": stop.how,
-        "exit_code": stop.exit_code,
+        "exit_code": STOPPED if command is None else stop.exit_code,
         "last_good_checkpoint": None if checkpoint is None else checkpoint.model_dump(mode="json"),
     }

@@ -17,6 +17,8 @@ from typing import Final
 
 import torch
 
+from tocsin.emitter.model.gradient_thread import leaves
+
 _VALUES: Final = 16
 _WHOLE: Final = 4096
 """Numbers up to which all of a gradient is looked at."""
@@ -48,15 +50,20 @@ class Cleared:
         self.had = self._several = False
         self._fruitless = self._pause = 0
 
-    def begun_from(self, loss: object) -> None:
-        """A backward call begins before any optimizer is known: take a parameter of its graph."""
-        if isinstance(loss, torch.Tensor) and (self._witness is None or self._witness() is None):
-            found = _a_leaf(loss)
+    @property
+    def witness(self) -> torch.Tensor | None:
+        """The parameter in which a gradient is looked for first."""
+        return None if self._witness is None else self._witness()
+
+    def begun_from(self, loss: object, *, anew: bool = False) -> None:
+        """A backward call begins: take a parameter of its graph, if there is none or `anew`."""
+        if isinstance(loss, torch.Tensor) and (anew or self.witness is None):
+            found = next(leaves(loss, max_nodes=_MAX_NODES), None)
             self._witness = None if found is None else weakref.ref(found)
 
     def is_left(self) -> bool:
         """Whether a gradient is in the witness, behind a backward call; False: it is not known."""
-        witness = None if self._witness is None else self._witness()
+        witness = self.witness
         grad = None if witness is None else witness.grad
         if grad is None:
             return False
@@ -80,22 +87,21 @@ class Cleared:
         if self._fruitless >= _FRUITLESS:
             self._pause = _PAUSE
 
-    def is_gone(self, parameters: Iterable[torch.Tensor]) -> bool:
+    def is_gone(self, parameters: Iterable[torch.Tensor] | None) -> bool:
         """Whether no gradient is left of those that there were; asked in front of a backward call.
 
-        The next one begins anew.
+        The next one begins anew. `parameters` None: the witness has to do.
         """
         had, self.had, self._several = self.had, False, True
-        if not had:
+        if not had or (parameters is None and self.witness is None):
             return False
-        witness = None if self._witness is None else self._witness()
-        # First held, then compared: another thread may be letting go of what the weak one names.
+        witness = self.witness
         own = None if witness is None else witness.grad
         left = None if self._left is None else self._left()
         if own is left and own is not None and own.numpy().flat[0] != 0.0:
             return False  # as nearly always
         first = () if witness is None else (witness,)
-        for parameter in itertools.chain(first, parameters):
+        for parameter in itertools.chain(first, parameters or ()):
             grad = parameter.grad
             if grad is not None and _is_left(grad):
                 return False
@@ -124,19 +130,3 @@ def _is_left(grad: torch.Tensor) -> bool:
     if grad.numel() > _WHOLE:
         grad = grad.reshape(-1)[:_VALUES] if grad.is_contiguous() else grad[:1]
     return bool(grad.any())
-
-
-def _a_leaf(loss: torch.Tensor) -> torch.Tensor | None:
-    """Some tensor that this loss's backward call leaves a gradient in."""
-    waiting = [] if loss.grad_fn is None else [loss.grad_fn]
-    seen = set(waiting)
-    while waiting and len(seen) < _MAX_NODES:
-        node = waiting.pop()
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, torch.Tensor):
-            return variable
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                waiting.append(following)
-    return None

@@ -34,6 +34,9 @@ _NOT_THE_PROGRAM: Final = ("tocsin.", "torch.", "_pytest", "importlib")
 _AT_ONCE: Final = 50_000
 """Objects that are gone through before another thread gets its turn."""
 
+MAX_GROUPS: Final = 64
+"""Parameter groups whose learning rates are read."""
+
 _WRAPPERS: Final = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 _MARKS: Final = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 

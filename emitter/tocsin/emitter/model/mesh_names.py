@@ -3,7 +3,7 @@
 FSDP2 and tensor parallelism hold parameters as DTensors, of which each rank has a part; pipeline
 parallelism gives each rank layers of its own. FSDP's first version joins parameters and cuts what
 it has joined: a rank has some of them whole, one or two in part, and the others not at all. What a
-rank says of such a parameter is true of its part alone, so the name says which:
+rank reports of such a parameter is true of its part alone, so the name shows which:
 `layers.0.weight@tp1`, behind a mark that no name and no pattern has.
 """
 
@@ -20,7 +20,7 @@ MARK: Final = "@"
 
 
 class Cut(NamedTuple):
-    """One way in which parameters are parted among `ranks` ranks, of which the tensor says nothing:
+    """One way in which parameters are parted among `ranks` ranks, which the tensor does not show:
     the stages of a pipeline, or FSDP's first version.
     """
 

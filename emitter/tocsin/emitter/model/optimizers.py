@@ -158,7 +158,7 @@ class Optimizers:
         """The root modules that still exist, as they were found when an optimizer was last new."""
         return [m for m in (ref() for ref in self._modules) if m is not None]
 
-    def take_model(self, model: nn.Module) -> None:
+    def use_model(self, model: nn.Module) -> None:
         """The user names the model: it is the one, and names are found anew."""
         self._model, self._root = weakref.ref(model), None
         self._names.clear()
@@ -199,7 +199,7 @@ class Optimizers:
         for watched in list(self._watched.values()):
             yield from (p for _, p in watched.parameters)
 
-    def of(self, optimizer: torch.optim.Optimizer, *, look: bool = True) -> Watched:
+    def watched(self, optimizer: torch.optim.Optimizer, *, look: bool = True) -> Watched:
         """What is known of it; looked at anew where it is new or has other parameters. `look`:
         whether it is asked how many it has.
         """
@@ -272,6 +272,20 @@ class Optimizers:
             self._alone, self._most_alone = 0, max(self._alone, self._most_alone)
         return watched
 
+    def counts_other(self, optimizer: torch.optim.Optimizer) -> bool:
+        """A known optimizer that is not the primary has made a step: whether that is counted here,
+        where no more is to be asked. Else, as at its first step, `counts` is to be called.
+        """
+        watched = self._watched[id(optimizer)]
+        alone = watched.alone + 1 if watched.turn == self._turn else 1
+        if alone > 1 or watched.steps == 0 or (watched.steps + 1) % LOOK_EVERY == 0:
+            return False
+        watched.steps += 1
+        self.steps += 1
+        watched.turn, watched.alone = self._turn, alone
+        self._alone = max(self._alone, alone)
+        return True
+
     def passed(self, steps: int) -> None:
         """The primary has made so many, and nobody has looked."""
         watched = self._primary
@@ -293,18 +307,23 @@ class Optimizers:
             for other in (*self._watched.values(), *self._gone, self._primary)
         )
 
-    def is_over(self, optimizer: torch.optim.Optimizer) -> bool:
+    def is_over(self, optimizer: torch.optim.Optimizer, *, left: bool) -> bool:
         """This optimizer is about to make a step: whether it is the first of another training.
 
         It is, where the primary is gone or rests, and this one has no parameter of this training.
+        Of a training whose loop was `left` for a stop the primary rests.
         """
         primary = self.primary
-        if primary.optimizer() is optimizer or primary.steps < ALONE or self.settled:
+        if primary.optimizer() is optimizer or self.settled:
+            return False
+        if primary.steps < ALONE and not left:
             return False
         watched = self._watched.get(id(optimizer))
         if watched is not None and watched.optimizer() is not optimizer:
             watched = None
-        if watched is not None and watched.turn == self._turn and watched.alone >= self._patience:
+        if left and (watched is None or watched.steps == 0):
+            others = list(self._watched.values())
+        elif watched is not None and watched.turn == self._turn and watched.alone >= self._patience:
             others = [w for w in self._watched.values() if w is not watched]
         else:
             fresh = watched is None or watched.steps == 0

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 MAX_TOLD: Final = 16
-"""How often it is told what has changed: a loop may make an optimizer for each step."""
+"""How often it is reported what has changed: a loop may make an optimizer for each step."""
 
 
 class BackwardSharing:
@@ -44,7 +44,7 @@ class BackwardSharing:
                     self._loss_of[one] = self._newest
 
     def news(self) -> tuple[int, int] | None:
-        """How many optimizers have stepped, and how many losses they have; None: as was told, or
+        """How many optimizers have stepped, and how many losses they have; None: as reported, or
         there is one only."""
         losses = len(set(self._loss_of.values()))
         if len(self._loss_of) < 2 or losses == self._told or not self._left:

@@ -2,7 +2,7 @@
 
 Version 2 has `memory.max` and `cpu.max` in the group's folder below /sys/fs/cgroup, version 1
 `memory/…/memory.limit_in_bytes` and `cpu/…/cpu.cfs_quota_us`; each group above may set a lower one.
-In a container the path that /proc says is often not there, and the container's own group is the
+In a container the path in /proc is often not there, and the container's own group is the
 root of what it sees.
 
 Columns: `memory.limit_bytes` (a container's limit is *the* limit; else the machine's memory),
@@ -34,16 +34,10 @@ class Limits:
 
     memory_bytes: int | None
     memory_usage: Path | None
-    """The file that says how much the group of `memory_bytes` uses."""
+    """The file with the memory that the group of `memory_bytes` uses."""
     cores: float | None
     cpu_stat: tuple[Path, ...]
     """Files that count throttling, of the process's own groups."""
-
-
-def memory_limit(pid: int | None, total: int, *, root: Path = ROOT) -> int:
-    """The lowest memory limit in force for a process (None: this one), at most `total` bytes."""
-    limit = read_limits(pid, root=root).memory_bytes
-    return total if limit is None else min(total, limit)
 
 
 def read_limits(pid: int | None, *, root: Path = ROOT) -> Limits:

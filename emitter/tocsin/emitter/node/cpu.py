@@ -3,7 +3,7 @@
 Columns: `cpu.percent` (of all cores), `cpu.iowait_percent`, `cpu.cores` (online), `cpu.N.percent`
 for up to `MAX_CORES` cores; for any number `cpu.busiest_percent`, `cpu.p95_percent` (nearest rank)
 and `cpu.least_busy_percent` of the cores; `load.1m`, `load.5m`, `load.15m`. A machine with more
-cores has no column per core: hundreds of columns would say little more than those three.
+cores has no column per core: hundreds of columns would show little more than those three.
 """
 
 from __future__ import annotations

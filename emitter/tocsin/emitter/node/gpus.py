@@ -1,4 +1,5 @@
-"""NVIDIA GPUs through NVML, loaded when first needed. Absent or failing: said once, never fatal.
+"""NVIDIA GPUs through NVML, loaded when first needed. Absent or failing: reported once, never
+fatal.
 
 Columns of `gpu.N.`, each where the model and its virtualisation have it: `utilization_percent`,
 `memory_utilization_percent` (time in which memory was read or written), `memory_used_bytes`,
@@ -121,7 +122,7 @@ class Gpus:
         self._failed: dict[int, int] = {}
         self._opened = False
         self.uuids: Mapping[int, str] = {}
-        """Of each GPU; beginnings of them may stand in CUDA_VISIBLE_DEVICES."""
+        """Of each GPU; beginnings of them may be in CUDA_VISIBLE_DEVICES."""
         self.places: Mapping[str, int] = {}
         """The number of each GPU by its PCI address, as `bus_place` writes it."""
         self.processes: Mapping[int, Mapping[int, int]] = {}
@@ -189,7 +190,7 @@ class Gpus:
             self._handles = handles
         # The isolation of a probe, as above.
         except Exception as error:
-            # No driver is what most machines without a GPU have: nothing to say.
+            # No driver is what most machines without a GPU have: nothing to report.
             if type(error).__name__ not in (
                 "NVMLError_LibraryNotFound",
                 "NVMLError_DriverNotLoaded",
@@ -243,7 +244,7 @@ class GpusOfJob:
 
     Those that its CUDA_VISIBLE_DEVICES (`visible`) lists, else those on which one of its processes
     was seen. If one was seen on another GPU than the listed ones, the numbers of CUDA are not those
-    of NVML, and what was seen counts. Where neither says anything, nobody knows.
+    of NVML, and what was seen counts. Where neither has it, nobody knows.
     """
 
     def __init__(self, gpus: Gpus, *, visible: str | None = None) -> None:

@@ -37,7 +37,7 @@ class ProcFile:
         self._fd = -1
 
     def read(self) -> bytes | None:
-        """All that it says now; None if it is not there, cannot be read, or its process ended."""
+        """Its text now; None if it is not there, cannot be read, or its process ended."""
         try:
             if self._fd < 0:
                 self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)

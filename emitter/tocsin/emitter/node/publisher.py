@@ -47,20 +47,20 @@ class NodePlan:
     folders: tuple[Path, ...] = ()
 
     @classmethod
-    def of(cls, section: SystemConfig, base: Path) -> NodePlan:
-        """As `capture.system` says; relative folders start at `base`."""
+    def from_section(cls, section: SystemConfig, base: Path) -> NodePlan:
+        """From `capture.system`; relative folders start at `base`."""
         folders = tuple(base / Path(folder).expanduser() for folder in section.folders)
         return cls(section.interval / timedelta(seconds=1), folders)
 
     @classmethod
     def read(cls, capture: str, base: Path) -> NodePlan:
-        """From the section `capture` as JSON; the defaults where it says nothing of that kind."""
+        """From the section `capture` as JSON; the defaults for what it does not name."""
         try:
             section = _Capture.model_validate_json(capture or "{}").system
         except ValidationError as error:
             logger.warning("the defaults hold for samples: %s", error, extra={"action": "sample"})
             section = SystemConfig()
-        return cls.of(section, base)
+        return cls.from_section(section, base)
 
 
 class _Capture(BaseModel):
@@ -130,7 +130,7 @@ class NodeReport:
     async def _take_turns(self) -> None:
         try:
             try:
-                folder = NodeFolder.of(self._environ)
+                folder = NodeFolder.from_environ(self._environ)
                 entry = folder.leave(self._registration)
             except OSError as error:
                 logger.warning(
@@ -176,7 +176,7 @@ class NodeReport:
     def _sampler(self) -> Sampler[SystemFrame]:
         interval_s = self._plan.interval_s
         packer = Packer(self._speaker, platform.node(), interval_s=interval_s)
-        return Sampler.of(self.node, packer, self._frames.publish_frame, interval_s=interval_s)
+        return Sampler.for_job(self.node, packer, self._frames.publish_frame, interval_s=interval_s)
 
 
 async def _end(task: asyncio.Task[None] | None) -> None:

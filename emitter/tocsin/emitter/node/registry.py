@@ -80,7 +80,7 @@ class NodeFolder:
         self.path: Final = make_private(path)
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> NodeFolder:
+    def from_environ(cls, environ: Mapping[str, str]) -> NodeFolder:
         """The node folder of this user. Raises OSError."""
         given = environ.get(NODE_FOLDER)
         return cls(Path(given) if given else runtime_folder.private_folder(environ) / "node")

@@ -3,7 +3,7 @@
 `Node.sample` reads once; `Sampler` keeps the rhythm and packs. Whoever runs it sends the frames:
 the helper process, the launcher where no helper is, `start()` without either, or `tocsin sample`.
 
-Columns that are not there on this machine are left out, never guessed; each source says in its
+Columns that are not there on this machine are left out, never guessed; each source lists in its
 module which it has. One packed frame has the columns of its first sample; where they change (the
 job's processes end, a GPU falls off) another frame begins.
 """
@@ -142,7 +142,7 @@ class Node:
         return self.complete(self.machine.sample(now_s), now_s)
 
     def complete(self, machine: Sample, now_s: float) -> Sample:
-        """What the machine says, and what is of this job alone."""
+        """The values of the machine, and those of this job alone."""
         found = dict(machine)
         own = self.root_pid
         self._tree.roots = self.other_roots | ({own} if own is not None else set())
@@ -247,7 +247,7 @@ class Sampler(Generic[F]):
         self._ending = threading.Event()
 
     @staticmethod
-    def of(
+    def for_job(
         node: Node,
         packer: Packer,
         send: Callable[[SystemFrame], None],

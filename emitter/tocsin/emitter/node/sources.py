@@ -1,7 +1,7 @@
 """A source of samples that is read as often as it is worth, and never ends the others.
 
 `Paced` reads in the sampler's thread: what turns out to be expensive is read less often, and its
-last values stand in between, so that the columns stay the same. `Beside` reads in a thread of its
+last values are in between, so that the columns stay the same. `Beside` reads in a thread of its
 own: for what can be slow or hang, as drivers and network file systems do.
 """
 

@@ -32,19 +32,23 @@ LEFT: Final = 0.1
 """Share of a step's allowance that goes to the passes even where the step itself has used it up:
 never blind."""
 
-MOST_PASSED: Final = 20
+MOST_PASSED: Final = 50
 """Steps from one that is looked at to the next, at most. Nearly all intervals are multiples of it:
 what is due meets a step that is looked at anyway."""
 
 FOR_LOOKS: Final = 0.5
-"""Share of a step's allowance that looking at steps may take, where steps are short."""
+"""Share of what the hooks leave of a step's allowance that looking at steps may take, where steps
+are short."""
 
 UNMEASURED: Final = 2.0
 """How many times what the hooks measure themselves they cost there: the calls around them, and what
 the step loses of the processor's caches, are the rest (`benchmarks/short_steps.py`)."""
 
-FOR_HOOKS_S: Final = 8e-6
-"""What a step costs that is passed over, seconds: our hooks return at once, from memory."""
+CALL_S: Final = 2e-6
+"""What a hook costs at a step that is passed over, seconds: it returns at once, from memory."""
+
+CALLS: Final = 4
+"""Hooks that a plain step calls: for the loss, the backward call, and two around the optimizer."""
 
 REMEMBERED: Final = 7
 """Passes whose median is what one costs."""
@@ -85,6 +89,8 @@ class Budget:
             name: Share(floor, weight, floor) for name, (floor, weight) in weights.items()
         }
         self._spent_s = 0.0
+        self.calls = CALLS
+        """Hooks that a step calls."""
         self.looks_every = 1
         """Steps between two that are looked at, where nothing is due."""
         self.allowed_s = math.inf
@@ -120,7 +126,7 @@ class Budget:
             return False
         before = [share.interval for share in self.shares.values()]
         if self.looks_every > 1:
-            base_s = FOR_HOOKS_S + base_s * UNMEASURED / self.looks_every
+            base_s = CALL_S * self.calls + base_s * UNMEASURED / self.looks_every
         self._choose(base_s)
         after = [share.interval for share in self.shares.values()]
         return before == after and looks == self.looks_every
@@ -130,7 +136,8 @@ class Budget:
         if allowed > LEAST_S and base_s <= allowed:
             self.looks_every = 1
             return
-        wanted = UNMEASURED * base_s / (FOR_LOOKS * allowed)
+        left = max(allowed - CALL_S * self.calls, LEFT * allowed)
+        wanted = UNMEASURED * base_s / (FOR_LOOKS * left)
         self.looks_every = min(MOST_PASSED, round_interval(self.looks_every, wanted, 1))
 
     def _choose(self, base_s: float) -> None:

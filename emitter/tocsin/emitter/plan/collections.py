@@ -1,7 +1,7 @@
 """Which tensors are summarised at which steps: the plan of each collection.
 
 Values alone, without torch, NumPy and pydantic; `tocsin.emitter.process.environment` makes them of
-what the environment says, and the capture asks them on the training's own thread.
+what the environment holds, and the capture asks them on the training's own thread.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Schedule:
             there are explicit steps.
         start: the first step.
         end: the first step that is not captured any more; None: never.
-        steps: explicit steps, which hold whatever the others say.
+        steps: explicit steps, which count whatever the others are.
     """
 
     every: int | None = None
@@ -98,6 +98,7 @@ class CollectionPlan:
         match: patterns one of which is found in the tensor's name.
         module_types: class names of the modules whose tensors belong to it.
         tensors: names of tensors that belong to it. With no pattern, type and name, all do.
+        saves: steps of training at which its tensors are saved in full.
     """
 
     name: str
@@ -107,6 +108,7 @@ class CollectionPlan:
     match: tuple[re.Pattern[str], ...] = ()
     module_types: tuple[str, ...] = ()
     tensors: frozenset[str] = frozenset()
+    saves: frozenset[int] = frozenset()
 
     @property
     def on(self) -> bool:
@@ -140,7 +142,7 @@ class CollectionPlan:
         return self.everything or self.picks(name, module_type)
 
     def picks(self, name: str, module_type: str | None = None) -> bool:
-        """Whether a pattern, a type or a name says that it belongs to it."""
+        """Whether it selects by a pattern, a type or a name."""
         return (
             name in self.tensors
             or module_type in self.module_types
@@ -161,7 +163,7 @@ class Selection(Protocol):
         ...
 
     def picks(self, name: str, module_type: str | None = None) -> bool:
-        """Whether a pattern, a type or a name says so."""
+        """Whether a pattern, a type or a name selects it."""
         ...
 
 
@@ -181,7 +183,7 @@ class AnyOf:
         return any(plan.selects(name, module_type) for plan in self.plans)
 
     def picks(self, name: str, module_type: str | None = None) -> bool:
-        """Whether a pattern, a type or a name of one of them says so."""
+        """Whether a pattern, a type or a name of one of them selects it."""
         return any(plan.picks(name, module_type) for plan in self.plans)
 
 

@@ -1,6 +1,6 @@
 """What is summarised at which step: the plans of the collections, the budget, and "look closer".
 
-One value per step says what is due; between two such steps one comparison answers.
+One value per step holds what is due; between two such steps one comparison answers.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _NORMS_WEIGHT: Final = 2
 _LOCAL_WEIGHT: Final = 3
 
 CLOSER_STEPS: Final = 50
-"""How long a training is looked at at every step once something was odd."""
+"""How long a training is looked at at every step once something was not finite."""
 
 CLOSER_APART: Final = 1000
 """Steps between two such spells that the training process begins by itself."""
 
 EXACT_AFTER_ALARM: Final = 4
-"""Steps whose gradient norm is exact once something was odd, that step with them."""
+"""Steps whose gradient norm is exact once something was not finite, with that step."""
 
 _CLOSER_EVERY: Final[Mapping[str, int]] = {"gradients": 1, "weights": 1, "biases": 1}
 _CLOSER_ELSE: Final = 5
@@ -95,7 +95,7 @@ class CaptureSchedule:
                 weights[name] = (plan.floor, _WEIGHTS[plan.of])
         self.budget: Final = Budget(settings.budget, weights, fixed=settings.pacing == "steps")
         self.others: Final[dict[str, int]] = {}
-        """Intervals that are decided elsewhere, by name, to be told with the others."""
+        """Intervals that are decided elsewhere, by name, to be reported with the others."""
         self.passes = False
         """Whether steps have been passed over: only then is it told how many."""
         self._closer_from = self._closer_until = 0
@@ -201,8 +201,8 @@ class CaptureSchedule:
         self.asked = max(self.asked, steps)
 
     def alarmed(self, step: int) -> None:
-        """Something was odd at this step: read exact norms after it, and look closer, if that was
-        not done lately.
+        """Something was not finite at this step: read exact norms after it, and look closer, if
+        that was not done lately.
         """
         self.exact_until = max(self.exact_until, step + EXACT_AFTER_ALARM)
         if step >= self._closer_next:

@@ -5,12 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from tocsin.emitter.probes.probe import NEVER, Probe
+from tocsin.schemas.records.checkpoints import Checkpoint
+from tocsin.schemas.records.events import clip
+
+if TYPE_CHECKING:
+    from tocsin.emitter.model.optimizers import Optimizers
+    from tocsin.emitter.training.training import Training
 
 MAX_FILES: Final = 1000
-"""Files of a folder whose sizes are added up; of a larger one the size is not told."""
+"""Files of a folder whose sizes are added up; of a larger one the size is not reported."""
+
+MAX_WRITTEN: Final = 100
+"""Files and folders that wait for the end of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +39,67 @@ class Written:
     step: int
     duration_s: float
     finite: bool | None
+
+
+class CheckpointFiles(Probe):
+    """The checkpoints of one training that are not reported yet: at the end of the step they have
+    their final names.
+    """
+
+    name = "checkpoints"
+
+    def __init__(self) -> None:
+        self._training: Training | None = None
+        self._written: deque[Written] = deque(maxlen=MAX_WRITTEN)
+
+    def begin(self, training: Training, optimizers: Optimizers) -> None:
+        """See `Probe`."""
+        self._training = training
+
+    def wrote(
+        self,
+        training: Training,
+        target: object,
+        step: int | None,
+        duration_s: float,
+        *,
+        finite: bool | None,
+    ) -> None:
+        """That training has written something; `step` is the last one when that began. A write that
+        ends after its training counts for no other one. For any thread.
+        """
+        path = target_path(target)
+        if path is None or step is None or training is not self._training:
+            return
+        written = look(path, step=step, duration_s=duration_s, finite=finite)
+        if written is not None:
+            self._written.append(written)
+            self.wakes = 0
+
+    def stepped(self, training: Training, step: int) -> None:
+        """See `Probe`."""
+        self.wakes = NEVER
+        self._report(training)
+
+    def close(self, training: Training) -> None:
+        """See `Probe`."""
+        self._report(training)
+
+    def reset(self) -> None:
+        """See `Probe`."""
+        self._training = None
+        self._written.clear()
+        self.wakes = NEVER
+
+    def _report(self, training: Training) -> None:
+        while self._written:
+            written = self._written.popleft()
+            # One rank is enough to go through a folder that all have written to.
+            path, size = final_path(written, add_up=training.identity.rank == 0)
+            checkpoint = Checkpoint(
+                path=clip(str(path)), step=written.step, size_bytes=size, finite=written.finite
+            )
+            training.saved(checkpoint, written.duration_s)
 
 
 def target_path(target: object) -> Path | None:

@@ -10,17 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from tocsin.emitter.plan.schedule import CHECKSUMS
-from tocsin.emitter.statistics.async_copy import HostCopy
+from tocsin.emitter.plan.schedule import CHECKSUMS, CHECKSUMS_EVERY, Due
+from tocsin.emitter.probes.probe import NEVER, Probe
+from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
 from tocsin.emitter.statistics.reductions import dense
 from tocsin.emitter.statistics.tables import Table
 from tocsin.schemas.records.frames import Counts
+
+if TYPE_CHECKING:
+    from tocsin.emitter.model.optimizers import Optimizers, Watched
+    from tocsin.emitter.training.training import Training
 
 MOST_ROWS: Final = 1024
 """Above it parameters that follow each other share a row."""
@@ -35,6 +40,28 @@ _WEIGHTS: Final[npt.NDArray[np.uint64]] = np.arange(1, 2 * _PLACES, 2, dtype=np.
     _ODD
 )
 _WHOLE: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class ReplicaChecksums(Probe):
+    """The checksums of one of several ranks, every `CHECKSUMS_EVERY` steps."""
+
+    name = CHECKSUMS
+
+    def begin(self, training: Training, optimizers: Optimizers) -> None:
+        """See `Probe`."""
+        self.on = training.identity.world_size > 1
+        self.reads = _following(training.next_step - 1) if self.on else NEVER
+
+    def read(self, step: int, watched: Watched, due: Due) -> tuple[str, Checksums] | None:
+        """See `Probe`."""
+        self.reads = _following(step)
+        if step % CHECKSUMS_EVERY or is_recording():
+            return None
+        return CHECKSUMS, Checksums(watched.parameters)
+
+
+def _following(step: int) -> int:
+    return step + CHECKSUMS_EVERY - step % CHECKSUMS_EVERY
 
 
 class Checksums:

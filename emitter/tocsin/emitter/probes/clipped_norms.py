@@ -44,7 +44,7 @@ class Clipped:
     def norms(self) -> tuple[float, float]:
         """The L2 norm before and after, of all parts together; once they are ready.
 
-        After: what `clip_grad_norm_` makes of the one before, as its documentation says.
+        After: what `clip_grad_norm_` makes of the one before, by its documentation.
         """
         held = self._norms
         found = held.values().tolist() if isinstance(held, HostCopy) else held
@@ -143,7 +143,7 @@ class ClippedNorms:
         self._calls.clear()
         self.any = False
 
-    def forget_all(self) -> None:
+    def reset(self) -> None:
         """Another training begins."""
         self.clear()
         self._whole = ()

@@ -1,6 +1,6 @@
 """How long the GPU itself worked on the phases of a step: CUDA events, read when they are there.
 
-On a GPU the training thread hands work over and goes on; its clock says nothing of how long the
+On a GPU the training thread hands work over and goes on; its clock does not show how long the
 work takes. At a step that is due an event is put into the stream where a phase begins, about eight
 in all, and their distances are read at a later step, when the GPU has passed them: nobody waits.
 
@@ -20,6 +20,8 @@ import torch
 
 from tocsin.emitter.process.isolation import Isolation
 from tocsin.emitter.statistics.async_copy import is_recording
+
+PROBE: Final = "device time"
 
 EVERY: Final = 10
 """Steps between two that are timed on the GPU: an event costs some µs on the training thread."""
@@ -79,15 +81,15 @@ class DeviceTime:
 
     def forward(self) -> None:
         """What follows is a forward pass if a backward call ends it."""
-        self._isolation.run("device time", self._mark, 0)
+        self._isolation.run(PROBE, self._mark, 0)
 
     def backward(self) -> None:
         """A backward call begins."""
-        self._isolation.run("device time", self._mark, 1)
+        self._isolation.run(PROBE, self._mark, 1)
 
     def optimizer(self) -> None:
         """An optimizer's step begins."""
-        self._isolation.run("device time", self._mark, 2)
+        self._isolation.run(PROBE, self._mark, 2)
 
     def _mark(self, phase: int) -> None:
         if len(self._marks) >= MAX_MARKS or self._is_recording():

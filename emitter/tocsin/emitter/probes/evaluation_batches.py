@@ -1,10 +1,10 @@
-"""Activations and inputs of evaluations and predictions: which of their batches are looked at.
+"""Activations and inputs of evaluations and predictions: which of their batches are read.
 
 Each of the two modes counts its batches from 0, on over all evaluations of the training. A batch is
-what a data loader gives while the model is in eval(): what its modules put out until the next one
+what a data loader returns while the model is in eval(): what its modules put out until the next one
 comes belongs to it. (A loop that fetches ahead has come to the batch before by then.) In an
 evaluation without a data loader each loss ends a batch; the function counts that it uses first.
-Nothing tells where the first of these batches begins: if it is due, the second is looked at.
+Nothing shows where the first of these batches begins: if it is due, the second is read.
 
 The intervals are those of a budget of its own for each mode, a share of the time of its batches.
 Frames carry the mode, and the last step of training.
@@ -14,25 +14,24 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from torch import nn
+import torch
 
 from tocsin.emitter.plan.collections import PREDICT, CollectionPlan
-from tocsin.emitter.plan.schedule import CaptureSchedule
+from tocsin.emitter.plan.schedule import CaptureSchedule, Due
 from tocsin.emitter.probes.activations.probe import ACTIVATIONS, ActivationProbe
 from tocsin.emitter.probes.activations.watch import activations
 from tocsin.emitter.probes.inputs.batch_rows import INPUTS, InputProbe
+from tocsin.emitter.probes.probe import NEVER, Probe
 from tocsin.emitter.statistics.tables import Pending
 from tocsin.schemas.monotonic_clock import unix_us
 from tocsin.schemas.records.collections import Mode
 
 if TYPE_CHECKING:
+    from tocsin.emitter.model.optimizers import Optimizers, Watched
     from tocsin.emitter.training.training import Training
-
-PROBE: Final = "evaluation batches"
 
 MAX_WAITING: Final = 64
 """Batches whose numbers may be on their way from a GPU."""
@@ -40,24 +39,16 @@ MAX_WAITING: Final = 64
 EVALUATING: Final[tuple[Mode, ...]] = ("eval", "predict")
 
 
-class FastPath(Protocol):
-    """Where steps go at which nothing is due."""
-
-    until: int
-    """The first step that goes the long way again."""
-
-
 class _Batches:
     """Those of one mode."""
 
-    def __init__(self, training: Training, mode: Mode) -> None:
-        settings, isolation = training.settings, training.isolation
+    def __init__(self, training: Training, optimizers: Optimizers, mode: Mode) -> None:
         self.mode: Final[Mode] = mode
-        self.schedule: Final = CaptureSchedule(settings, mode)
-        self.activations: Final = ActivationProbe(
-            self.schedule, isolation, settings.of(ACTIVATIONS), mode
-        )
-        self.inputs: Final = InputProbe(self.schedule, isolation, settings.of(INPUTS), mode)
+        self.schedule: Final = CaptureSchedule(training.settings, mode)
+        self.activations: Final = ActivationProbe(mode, self.schedule)
+        self.inputs: Final = InputProbe(mode, self.schedule)
+        for probe in (self.activations, self.inputs):
+            probe.begin(training, optimizers)
         self.on: Final = self.activations.on or self.inputs.on
         self.count = 0
         """Batches so far; the number of the next."""
@@ -78,8 +69,8 @@ class _Batches:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """What a batch has said, here or on its way."""
+class _Read:
+    """The tables of a batch, here or on their way."""
 
     batches: _Batches
     step: int
@@ -88,85 +79,49 @@ class _Said:
     pending: Pending
 
 
-class EvaluationBatches:
-    """The evaluation batches of one training, on the thread that trains."""
+class EvaluationBatches(Probe):
+    """The batches of the evaluations of one training."""
 
-    def __init__(
-        self,
-        training: Training,
-        steps: ActivationProbe,
-        quick: FastPath,
-        root: Callable[[], nn.Module | None],
-        on_its_thread: Callable[[], bool],
-    ) -> None:
-        """`steps` looks at the steps of training, and makes room for batches; `root` gives the
-        model; `on_its_thread`: whether this thread is the one that trains.
-        """
-        self._training: Final = training
-        self._isolation: Final = training.isolation
-        self._steps: Final = steps
-        self._quick: Final = quick
-        self._root: Final = root
-        modes = {mode: _Batches(training, mode) for mode in EVALUATING}
-        self._modes: Final = {mode: batches for mode, batches in modes.items() if batches.on}
-        self.on: Final = bool(self._modes)
-        """Whether anything of evaluations is to be looked at."""
-        self._on_its_thread: Final = on_its_thread
-        self._waiting: deque[_Said] = deque(maxlen=MAX_WAITING)
+    name = "evaluation batches"
+
+    def begin(self, training: Training, optimizers: Optimizers) -> None:
+        """See `Probe`."""
+        self._training, self._isolation = training, training.isolation
+        modes = (_Batches(training, optimizers, mode) for mode in EVALUATING)
+        self._modes = {batches.mode: batches for batches in modes if batches.on}
+        self.on = bool(self._modes)
+        self._waiting: deque[_Read] = deque(maxlen=MAX_WAITING)
         self._armed: tuple[_Batches, int] | None = None
         self._displaced = False
-        self._began = self._fed = False
+        """Whether a step of training was armed, and a batch has taken its place."""
+        self._began = self._loads = False
         self._function: str | None = None
 
-    @property
-    def busy(self) -> bool:
-        """Whether the next step has something to end here."""
-        return (self._began or bool(self._waiting)) and not self._isolation.rests(PROBE)
-
-    def on_batch(self, batch: object) -> None:
-        """A data loader has given a batch of an evaluation."""
-        self._isolation.run(PROBE, self._begin, batch)
-
-    def lost(self, function: str) -> None:
-        """A loss of an evaluation was computed, by that function."""
-        if self.on and not self._fed:
-            self._isolation.run(PROBE, self._end, function)
-
-    def drained(self) -> None:
-        """A data loader has no more batches."""
-        if self._began and self._on_its_thread():
-            self._isolation.run(PROBE, self._pause)
-
-    def over(self, *, in_time: bool = True) -> None:
-        """Training goes on, or ends; not `in_time`: its next step was made already."""
-        self._isolation.run(PROBE, self._over, in_time=in_time)
-
-    # -- what goes on -----------------------------------------------------------------------------
-
-    def _begin(self, batch: object) -> None:
+    def evaluation_batch(self, batch: object) -> None:
+        """See `Probe`."""
         step = self._training.last_step
-        if step is None or not self._on_its_thread():
+        if step is None:
             return
         self._collect()
-        self._began = self._fed = True
-        self._quick.until = 0
+        self._began = self._loads = True
+        self.reads = 0
         batches = self._batches()
         if batches is not None:
             number = batches.another()
-            batches.inputs.on_batch(batch, number)
-            if (said := batches.inputs.drain()) is not None:
-                self._keep(batches, step, said)
+            self._isolation.run(INPUTS, batches.inputs.batch, batch, number)
+            if (read := batches.inputs.drain()) is not None:
+                self._keep(batches, step, read)
             self._arm(batches, step, number)
         self._give_back()
 
-    def _end(self, function: str) -> None:
+    def evaluation_loss(self, function: str, loss: torch.Tensor, *, here: bool) -> None:
+        """See `Probe`."""
         step = self._training.last_step
-        if step is None or not self._on_its_thread():
+        if self._loads or step is None or not here:
             return
         first, self._began = not self._began, True
         if first:
-            self._function = function
-            self._quick.until = 0
+            self._function, self.reads = function, 0
         elif function != self._function:
             return
         self._collect()
@@ -177,14 +132,35 @@ class EvaluationBatches:
             self._arm(batches, step, number + 1, missed)
         self._give_back()
 
-    def _over(self, *, in_time: bool) -> None:
-        if not in_time and self._displaced:
+    def last_batch(self) -> None:
+        """See `Probe`."""
+        if self._began:
+            self._pause()
+
+    def batch(self, batch: object, step: int) -> None:
+        """See `Probe`. Training goes on."""
+        if self.reads != NEVER:
+            self._over()
+
+    def read(self, step: int, watched: Watched, due: Due) -> None:
+        """See `Probe`. Training has gone on without a data loader."""
+        if self._displaced:
             self._displaced = False
-            self._steps.postpone()
+            if activations.holder is not None:
+                activations.holder.postpone()
+        self._over()
+
+    def flush(self) -> bool:
+        """See `Probe`."""
+        self._over()
+        return bool(self._waiting)
+
+    def _over(self) -> None:
         self._pause()
-        self._began = self._fed = False
+        self._began = self._loads = False
         self._function = None
         self._poll()
+        self.reads = 0 if self._waiting else NEVER
 
     def _pause(self) -> None:
         self._collect()
@@ -196,47 +172,49 @@ class EvaluationBatches:
         return self._modes.get("predict" if PREDICT in self._training.phases else "eval")
 
     def _arm(
-        self, batches: _Batches, step: int, number: int, also: tuple[CollectionPlan, ...] = ()
+        self, batches: _Batches, step: int, number: int, missed: tuple[CollectionPlan, ...] = ()
     ) -> None:
-        armed = activations.armed
-        if batches.activations.prepare(number, self._root(), also):
+        armed, due = activations.armed, batches.schedule.due(number).get(ACTIVATIONS, ())
+        if self._isolation.run(ACTIVATIONS, batches.activations.arm, (*due, *missed)):
             self._armed = batches, step
             self._displaced |= armed
 
     def _collect(self) -> None:
-        """Take what the batch that is over has said."""
+        """Keep the tables of the batch that is over."""
         armed, self._armed = self._armed, None
         if armed is not None:
             batches, step = armed
-            if (said := batches.activations.drain()) is not None:
-                self._keep(batches, step, said)
+            read = self._isolation.run(ACTIVATIONS, batches.activations.drain)
+            if read is not None:
+                self._keep(batches, step, read)
 
     def _give_back(self) -> None:
         """Give the next step of training its place back, unless another batch has it."""
         if self._displaced and self._armed is None:
             self._displaced = False
-            self._steps.prepare_again(self._root())
+            if activations.holder is not None:
+                self._isolation.run(ACTIVATIONS, activations.holder.arm_again)
 
     # -- what is sent -----------------------------------------------------------------------------
 
-    def _keep(self, batches: _Batches, step: int, said: tuple[str, Pending]) -> None:
-        self._waiting.append(_Said(batches, step, unix_us(), *said))
+    def _keep(self, batches: _Batches, step: int, read: tuple[str, Pending]) -> None:
+        self._waiting.append(_Read(batches, step, unix_us(), *read))
         self._poll()
 
     def _poll(self) -> None:
         while self._waiting and self._waiting[0].pending.ready:
             self._send(self._waiting.popleft())
 
-    def _send(self, said: _Said) -> None:
-        schedule, training = said.batches.schedule, self._training
-        with schedule.costs(said.name, more=True):
-            for table in said.pending.tables():
+    def _send(self, read: _Read) -> None:
+        schedule, training = read.batches.schedule, self._training
+        with schedule.costs(read.name, more=True):
+            for table in read.pending.tables():
                 if not table.names:
                     continue
                 every = schedule.interval(
-                    table.collection if schedule.has(table.collection) else said.name
+                    table.collection if schedule.has(table.collection) else read.name
                 )
                 frame = table.frame(
-                    training.speaker, said.step, said.batches.mode, every=every, at_us=said.at_us
+                    training.speaker, read.step, read.batches.mode, every=every, at_us=read.at_us
                 )
                 training.frame(frame)

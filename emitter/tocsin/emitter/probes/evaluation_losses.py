@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 
 from tocsin.emitter.plan.collections import PREDICT
+from tocsin.emitter.plan.schedule import Due
+from tocsin.emitter.probes.probe import NEVER, Probe
 from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
 from tocsin.schemas.monotonic_clock import unix_us
 
 if TYPE_CHECKING:
+    from tocsin.emitter.model.optimizers import Optimizers, Watched
     from tocsin.emitter.training.training import Training
     from tocsin.schemas.records.collections import Mode
 
@@ -23,29 +26,29 @@ AT_MOST: Final = 64
 
 
 class At(NamedTuple):
-    """Where losses belong, and whether one that is finite is said."""
+    """Where losses belong, and whether one that is finite is reported."""
 
     step: int
     mode: Mode
     due: bool
 
 
-class EvaluationLosses:
-    """The evaluation losses of one training that are being copied."""
+class EvaluationLosses(Probe):
+    """The evaluation losses of one training, and those that are being copied from a GPU."""
 
-    def __init__(self, training: Training) -> None:
-        self._training: Final = training
+    name = "evaluation losses"
+
+    def begin(self, training: Training, optimizers: Optimizers) -> None:
+        """See `Probe`."""
+        self._training = training
+        self._plan = training.settings.plan("losses")
         self._held: list[torch.Tensor] = []
         self._copies: deque[tuple[At, HostCopy]] = deque(maxlen=AT_MOST)
         self._at = At(0, "eval", due=True)
         self._first: tuple[int, str] = (-1, "")
-        self._plan: Final = training.settings.plan("losses")
 
-    def add(self, name: str, loss: torch.Tensor) -> None:
-        """A loss of one number that was computed after the last step, by this function.
-
-        Where none is due it is looked at, too: one that is not finite is always said.
-        """
+    def evaluation_loss(self, function: str, loss: torch.Tensor, *, here: bool) -> None:
+        """See `Probe`. Where none is due it is read, too: one that is not finite is always sent."""
         step = self._training.last_step
         mode: Mode = "predict" if PREDICT in self._training.phases else "eval"
         schedule = None if self._plan is None else self._plan.schedule(mode)
@@ -53,8 +56,9 @@ class EvaluationLosses:
             return
         at = At(step, mode, due=schedule is not None and schedule.due(step, 1))
         if self._first[0] != step:
-            self._first = (step, name)
-        if self._first[1] != name:
+            self._first = (step, function)
+            self._training.evaluated_step = step
+        if self._first[1] != function:
             return
         loss = loss.detach()
         if loss.device.type == "cpu":
@@ -64,14 +68,14 @@ class EvaluationLosses:
             return
         if self._held and (at != self._at or len(self._held) >= AT_MOST):
             self.flush()
-        self._at = at
+        self._at, self.reads = at, 0
         self._held.append(loss.reshape(1).to(torch.float32, copy=True))
 
-    def has_seen(self, step: int) -> bool:
-        """Whether a loss was computed after this step, and before the next."""
-        return self._first[0] == step
+    def read(self, step: int, watched: Watched, due: Due) -> None:
+        """See `Probe`."""
+        self.reads = 0 if self.flush() else NEVER
 
-    def flush(self) -> None:
+    def flush(self) -> bool:
         """Start the copies of what is held; send what has arrived. Never waits."""
         if self._held:
             held, self._held = self._held, []
@@ -81,14 +85,10 @@ class EvaluationLosses:
             at, copy = self._copies.popleft()
             for value in copy.values():
                 self._send(at, float(value))
-
-    @property
-    def waiting(self) -> bool:
-        """Whether some are still on their way."""
-        return bool(self._held or self._copies)
+        return bool(self._copies)
 
     def _send(self, at: At, value: float) -> None:
-        odd = not math.isfinite(value)
-        if at.due or odd:
+        nonfinite = not math.isfinite(value)
+        if at.due or nonfinite:
             row = StepRow(at.step, unix_us(), ("loss",), (value,), at.mode)
-            self._training.step_row(row, urgent=odd)
+            self._training.step_row(row, urgent=nonfinite)

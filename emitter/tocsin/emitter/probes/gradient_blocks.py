@@ -24,12 +24,12 @@ _MEMORY: Final = 0.1
 
 
 class Blocks(NamedTuple):
-    """What one step's blocks say: the estimated norm, and how many blocks are not finite."""
+    """The result of one step's blocks: the estimated norm, and how many blocks are not finite."""
 
     norm: float
     bad: int
     complete: bool = True
-    """Whether none was left out because it lies on another device."""
+    """Whether none was left out because it is on another device."""
 
     @property
     def estimate(self) -> float | None:
@@ -66,8 +66,8 @@ class BlockReader:
                 except (TypeError, RuntimeError) as error:
                     # A sparse one, or one on another device; else one that was computed with
                     # `create_graph=True`, or whose sign is noted beside it.
-                    odd = gradient.requires_grad or gradient.is_neg()
-                    if isinstance(error, RuntimeError) and not odd:
+                    unusual = gradient.requires_grad or gradient.is_neg()
+                    if isinstance(error, RuntimeError) and not unusual:
                         raise
                     if _is_elsewhere(gradient):
                         complete = False

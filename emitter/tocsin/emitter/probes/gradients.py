@@ -45,7 +45,7 @@ class Norms:
     def ready(self) -> bool:
         """Whether they are on the host; never waits."""
         copies = [part for _, part in self._parts if isinstance(part, HostCopy)]
-        # All are asked: some kinds of device say so only when asked a second time.
+        # All are asked: some kinds of device are ready only when asked a second time.
         return all([copy.ready() for copy in copies])
 
     def values(self) -> Floats:
@@ -58,7 +58,7 @@ class Norms:
 
 @dataclass(slots=True)
 class Reading:
-    """What the gradients of one optimizer say at one step. All parts may be missing."""
+    """The numbers of one optimizer's gradients at one step. All parts may be missing."""
 
     names: Sequence[str] = ()
     numel: Sequence[int] = ()
@@ -110,7 +110,7 @@ class Reading:
     def share_of_square(self, exact: Floats, world_size: int) -> float:
         """What this rank adds to the square of the norm of the whole gradients.
 
-        A part that lies on several ranks is added by each of them, divided by their number.
+        A part that is on several ranks is added by each of them, divided by their number.
         """
         parts = self.parts or {}
         names = self.names or (() if self.rows is None else self.rows.names)
@@ -126,15 +126,17 @@ class GradientReader:
         self._optimizers = optimizers
         self._blocks: dict[int, BlockReader] = {}
         self._mixed: dict[int, bool] = {}
-        self._read_at = {BLOCKS: -1, NORMS: -1}
+        self._read_at = {BLOCKS: -1, NORMS: -1, GRADIENTS: -1}
         self.skipped = 0
         """Tensors that could not be read so far: meta, quantised, …"""
 
-    def read(self, watched: Watched, step: int, *, odd: bool, at_once: bool) -> Reading | None:
+    def read(
+        self, watched: Watched, step: int, *, nonfinite: bool, at_once: bool
+    ) -> Reading | None:
         """Read the gradients of a step; None if there are none.
 
-        `odd`: the loss is not finite; `at_once`: then, or if a block is not finite, all rows are
-        read in this step.
+        `nonfinite`: the loss is not finite; `at_once`: then, or if a block is not finite, all rows
+        are read in this step.
         """
         schedule, optimizer = self._schedule, watched.optimizer()
         due = schedule.due(step).get(GRADIENTS, ())
@@ -142,7 +144,7 @@ class GradientReader:
         reading = Reading(parts=watched.parts)
         if optimizer is not None:
             reading.is_primary = partial(self._optimizers.is_primary, optimizer)
-        if not (due or exact or odd or schedule.is_due(BLOCKS, step)):
+        if not (due or exact or nonfinite or schedule.is_due(BLOCKS, step)):
             some = any(p.grad is not None for _, p in watched.parameters)
             return reading if some else None
         gradients = [g for _, p in reversed(watched.parameters) if (g := p.grad) is not None]
@@ -150,19 +152,20 @@ class GradientReader:
             return None
         wanted = [Wanted(p.name, self._optimizers.chosen(watched, p), p.columns) for p in due]
         on_cpu = gradients[0].is_cpu or self._some_on_cpu(optimizer, gradients, step)
-        if on_cpu and not wanted and not odd and schedule.is_due(BLOCKS, step):
+        if on_cpu and not wanted and not nonfinite and schedule.is_due(BLOCKS, step):
             began = time.thread_time()
             reader = self._blocks.setdefault(id(optimizer), BlockReader())
             blocks = reading.blocks = reader.read(gradients)
             schedule.spent(BLOCKS, time.thread_time() - began, more=self._again(BLOCKS, step))
-            odd = blocks.bad > 0
-            if not odd and reader.jumped(blocks.norm):
+            nonfinite = blocks.bad > 0
+            if not nonfinite and reader.jumped(blocks.norm):
                 exact = True
                 schedule.alarmed(step)
-        if odd and at_once and on_cpu and all(each.names is not None for each in wanted):
+        if nonfinite and at_once and on_cpu and all(each.names is not None for each in wanted):
             wanted.append(Wanted(GRADIENTS))
         if wanted:
-            with schedule.costs(*(each.collection for each in wanted)):
+            names = (each.collection for each in wanted)
+            with schedule.costs(*names, more=self._again(GRADIENTS, step)):
                 self._read_rows(reading, watched, wanted)
         if exact and (reading.rows is None or not reading.rows.whole):
             with schedule.costs(NORMS, more=self._again(NORMS, step)):

@@ -37,14 +37,14 @@ LOCAL_GRADIENTS: Final = "local_gradients"
 """The collection: rows of what was bad, with the column `backward`."""
 
 EXACT_ROWS: Final = 3
-"""Bad steps in a row whose rows are counted exactly; later ones only say where."""
+"""Bad steps in a row whose rows are counted exactly; later ones only name the place."""
 
 _COLUMNS: Final = (*STATISTIC_COLUMNS, "backward")
 _Bad = tuple[Floats, Counts]
 
 
 class LocalReading:
-    """What this rank's own gradients say of one step; on a GPU later."""
+    """The numbers of this rank's own gradients of one step; on a GPU later."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class LocalGradients:
         self._partly = True
         return False
 
-    def look(self, parameter: torch.Tensor) -> None:
+    def read(self, parameter: torch.Tensor) -> None:
         """The gradient of this parameter is complete on this rank, so far."""
         gradient = parameter.grad
         if gradient is None:
@@ -167,7 +167,7 @@ class LocalGradients:
             self._squares[id(parameter)] = square
 
     def drain(self, names: Mapping[int, str]) -> LocalReading | None:
-        """What the step's gradients say; None: none was looked at. None is left."""
+        """The numbers of the step's gradients; None: none was read. They are reset."""
         if not (self._squares or self._bad or self._norms):
             self._partly = False
             return None

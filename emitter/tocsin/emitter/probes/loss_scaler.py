@@ -16,7 +16,7 @@ COPY_EVERY: Final = 100
 """Updates after which the scale is copied from a GPU; after each skipped step it is, too."""
 
 SAY_EVERY: Final = 10
-"""Skipped steps in a row after which it is said that no step was made."""
+"""Skipped steps in a row after which it is reported that no step was made."""
 
 
 class LossScaler:
@@ -56,7 +56,7 @@ class LossScaler:
         self._losses.skipped = 0
 
     def usual(self) -> tuple[float, ...] | None:
-        """What `add_to` would add to a usual step; None: there is more to say."""
+        """What `add_to` would add to a usual step; None: there is more to send."""
         if self._losses.skipped:
             return None
         if not self.active:

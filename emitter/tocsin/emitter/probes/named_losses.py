@@ -102,5 +102,5 @@ def _send(training: Training, step: int, mode: Mode, names: list[str], values: l
         sums[name] = (total + value, n + 1)
     columns = tuple(f"loss.{name}" for name in sums)
     cells = tuple(total / n for total, n in sums.values())
-    odd = not all(map(math.isfinite, cells))
-    training.step_row(StepRow(step, unix_us(), columns, cells, mode), urgent=odd)
+    nonfinite = not all(map(math.isfinite, cells))
+    training.step_row(StepRow(step, unix_us(), columns, cells, mode), urgent=nonfinite)

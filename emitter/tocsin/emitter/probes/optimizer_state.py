@@ -9,25 +9,50 @@ optimizers) or kept in another form (factors, histories) is no row.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
+from tocsin.emitter.plan.schedule import Due
+from tocsin.emitter.probes.probe import NEVER, Probe
+from tocsin.emitter.statistics.async_copy import is_recording
 from tocsin.emitter.statistics.reductions import dense
 from tocsin.emitter.statistics.tensor_rows import TensorRows, Wanted
 from tocsin.schemas.records.collections import Kind
 
+if TYPE_CHECKING:
+    from tocsin.emitter.model.optimizers import Optimizers, Watched
+    from tocsin.emitter.training.training import Training
+
 OPTIMIZER_STATE: Final[Kind] = "optimizer_state"
 
 
-class OptimizerState:
-    """Reads the state of optimizers; never makes an entry in it."""
+class OptimizerState(Probe):
+    """Reads the state of optimizers; never makes an entry in it.
 
-    def __init__(self) -> None:
-        self.skipped = 0
-        """Tensors that could not be read so far: packed into 8 bits, quantised, meta, …"""
+    What it cannot read is packed into 8 bits, quantised, on the device meta, …
+    """
 
-    def read(
+    name = OPTIMIZER_STATE
+    of = OPTIMIZER_STATE
+
+    def begin(self, training: Training, optimizers: Optimizers) -> None:
+        """See `Probe`."""
+        self._schedule, self._optimizers = training.schedule, optimizers
+
+    def read(self, step: int, watched: Watched, due: Due) -> tuple[str, TensorRows] | None:
+        """See `Probe`."""
+        self.reads = NEVER
+        plans, optimizer = due.get(OPTIMIZER_STATE, ()), watched.optimizer()
+        if not plans or optimizer is None or is_recording():
+            return None
+        chosen = self._optimizers.chosen
+        wanted = [Wanted(plan.name, chosen(watched, plan), plan.columns) for plan in plans]
+        with self._schedule.costs(*(plan.name for plan in plans)):
+            rows = self.rows(optimizer, watched.parameters, wanted)
+        return None if rows is None else (plans[0].name, rows)
+
+    def rows(
         self,
         optimizer: torch.optim.Optimizer,
         parameters: Sequence[tuple[str, torch.Tensor]],

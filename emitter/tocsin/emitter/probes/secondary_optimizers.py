@@ -1,8 +1,8 @@
 """The series of the optimizers that do not count the steps: a GAN's discriminator, say.
 
 The losses of the backward calls since any optimizer's last step belong to the one that steps next;
-one that steps right after another, with nothing computed between, shares its loss and says none.
-What it says stands in the row of the primary's step that follows: `loss.NAME`, `lr.NAME`,
+one that steps right after another, with nothing computed between, shares its loss and sends none.
+Its values are in the row of the primary's step that follows: `loss.NAME`, `lr.NAME`,
 `gradient_norm.NAME`. It may have made several steps by then: the loss and the norm are their means,
 the rate is the last.
 
@@ -56,7 +56,7 @@ class _Other:
 
 @dataclass(slots=True, eq=False)
 class OtherSteps:
-    """What they said since the primary's last step; numbers on the host, or on their way."""
+    """Their values since the primary's last step, on the host or on their way."""
 
     step: int
     columns: list[str]
@@ -89,8 +89,6 @@ class OtherOptimizers(Probe):
         self.wakes = NEVER
         self._known: dict[int, _Other] = {}
         self._stepped = False
-        self.at_us = 0
-        """The time of the primary's step behind which they are asked, so that it is one row."""
         self._waiting: deque[OtherSteps] = deque(maxlen=64)
 
     def reset(self) -> None:
@@ -107,7 +105,7 @@ class OtherOptimizers(Probe):
     ) -> None:
         """Called after a step of a secondary optimizer, with the losses since the last step of any.
 
-        `modules` finds the live ones, for a name; `norm` says whether its gradients are read.
+        `modules` finds the live ones, for a name; `norm`: whether its gradients are read.
         """
         other = self._known.get(id(optimizer))
         if other is None or other.optimizer() is not optimizer:
@@ -144,11 +142,13 @@ class OtherOptimizers(Probe):
         return ready
 
     def stepped(self, training: Training, step: int) -> None:
-        """Say what they have to say with this step of the main one."""
+        """Send their values with this step of the main one."""
         for ready in self.drain(step):
             columns, values = ready.row()
-            odd = not all(map(math.isfinite, values))
-            training.step_row(StepRow(ready.step, self.at_us, columns, values), urgent=odd)
+            nonfinite = not all(map(math.isfinite, values))
+            # The time of the primary's row, so that both are one.
+            row = StepRow(ready.step, training.step_at_us, columns, values)
+            training.step_row(row, urgent=nonfinite)
 
     def _gather(self, step: int) -> OtherSteps | None:
         columns: list[str] = []

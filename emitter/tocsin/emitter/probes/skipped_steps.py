@@ -1,7 +1,7 @@
 """Steps that do not come: a loop, or a GradScaler, has thrown the gradients of a batch away.
 
 A loss that is not finite hurts nothing if no step is made with it. So where it began is held back
-until the step is there; where the step is skipped instead it is told as a warning
+until the step is there; where the step is skipped instead it is reported as a warning
 (`nonfinite_skipped`), and as the loss of the step only after `BAD_IN_A_ROW` of them: then no step
 may ever follow.
 """
@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from typing import Final
 
+import torch
+
 from tocsin.emitter.probes.losses import Loss, on_host
-from tocsin.emitter.probes.nonfinite_forward import BadValue
+from tocsin.emitter.probes.nonfinite_forward import LOOKS, MAX_LOOKS, BadValue, first_bad_value
 from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
 from tocsin.emitter.training.training import Training
@@ -36,15 +39,24 @@ class SkippedSteps:
         self._first: BadValue | None = None
         """Where the first bad loss since the last step began."""
         self._copies: deque[HostCopy] = deque(maxlen=_MAX_COPIES)
+        self._searches = self._all_searches = 0
         self.any = False
-        """Whether there is something that the next step has to say."""
+        """Whether the next step has something to send of this."""
 
-    def hold_back(self, origin: BadValue) -> None:
-        """The newest loss is not finite, and has it from here; whether a step follows is not known
-        yet.
+    def bad_loss(self, loss: object, names: Mapping[int, str]) -> None:
+        """This loss is not finite, and its backward call comes now. Find its origin; whether a step
+        follows is not known yet. `names`: of the parameters, by their ids.
         """
-        self._origin, self.any = origin, True
-        self._first = self._first or origin
+        if not isinstance(loss, torch.Tensor) or is_recording():
+            return
+        if self._searches >= LOOKS or self._all_searches >= MAX_LOOKS:
+            return
+        self._searches += 1
+        self._all_searches += 1
+        origin = first_bad_value(loss, names)
+        if origin is not None:
+            self._origin, self.any = origin, True
+            self._first = self._first or origin
 
     def skipped(self, losses: list[Loss], *, by_loop: bool) -> None:
         """No step was made with these losses; those of a GradScaler it counts itself."""
@@ -56,10 +68,10 @@ class SkippedSteps:
             self._look(found)
         self._poll()
         self._origin = None
-        self.any = bool(self._count or self._bad)
+        self.any = bool(self._count or self._bad or self._copies)
 
     def made(self, step: int, columns: list[str], values: list[float]) -> None:
-        """A step was made: say what was held back, and add what it says of those before."""
+        """A step was made: send what was held back, and add its columns about those before."""
         origin = self._origin
         self._origin = self._first = None
         if origin is not None:
@@ -68,9 +80,14 @@ class SkippedSteps:
         if self._count:
             columns.append("steps_skipped")
             values.append(float(self._count))
-        self._count = self._bad = 0
+        self._count = self._bad = self._searches = 0
         self._copies.clear()
         self.any = False
+
+    def withheld(self, step: int) -> None:
+        """The step is not made, and the loop is left: send where its loss began to be bad."""
+        if self._origin is not None:
+            self._send(self._origin, step)
 
     def _poll(self) -> None:
         while self._copies and self._copies[0].ready():

@@ -17,7 +17,7 @@ scaler skipped, are in them. All are in seconds:
   there was one.
 
 The rest of `step_time_s` is what the loop does between: clipping, logging, metrics. On a GPU this
-clock tells when work was handed over; what the GPU itself needed:
+clock shows when work was handed over; what the GPU itself needed:
 `tocsin.emitter.probes.cuda_timing`.
 
 Plain arithmetic on the training thread: a mark costs 0.1 to 0.2 µs.
@@ -26,10 +26,16 @@ Plain arithmetic on the training thread: a mark costs 0.1 to 0.2 µs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from tocsin.emitter.probes import cuda_timing
-from tocsin.emitter.probes.cuda_timing import DeviceTime
+from tocsin.emitter.probes.cuda_timing import DeviceTime, events_on
+from tocsin.emitter.probes.probe import NEVER, Probe
+from tocsin.schemas.records.runs import PhaseMark
+
+if TYPE_CHECKING:
+    from tocsin.emitter.model.optimizers import Optimizers
+    from tocsin.emitter.training.training import Training
 
 MARKED_S: Final = 0.1
 """Evaluations shorter than this are not marked as a phase; a loop may have one at each step."""
@@ -41,8 +47,10 @@ Edge = Literal["begin", "end"]
 Report = Callable[[Edge, float | None], bool]
 
 
-class StepPhases:
+class StepPhases(Probe):
     """The durations since the last step."""
+
+    name = "phases"
 
     def __init__(self) -> None:
         self.timer: DeviceTime | None = None
@@ -50,16 +58,20 @@ class StepPhases:
         self.device: DeviceTime | None = None
         """The same, while a step is timed on the GPU, too."""
         self.report: Report | None = None
-        """Told of evaluations, and says if it marks this one; the duration in seconds comes with
-        the end.
+        """Called at the begin and the end of an evaluation, with its duration in seconds at the
+        end; returns whether it has marked it.
         """
+        self.marks_evaluations = True
+        """Whether evaluations are marked here; a framework's callback knows better when."""
         self.resumes: Callable[[], None] = _nothing
         """Called before something is marked that is no part of a plain step."""
         self.reset()
 
     def reset(self) -> None:
         """Another training begins."""
+        self.wakes = NEVER
         self.timer = self.device = None
+        self.report = None
         self._loads = False
         self.cursor: float | None = None
         """The last mark."""
@@ -72,13 +84,41 @@ class StepPhases:
         self._told: bool | None = None
         self._named: list[tuple[str, float]] = []
 
+    def begin(self, training: Training, optimizers: Optimizers) -> None:
+        """See `Probe`."""
+        isolation, root = training.isolation, optimizers.root
+
+        def mark(edge: Edge, duration_s: float | None) -> bool:
+            if edge == "begin" and not self.marks_evaluations:
+                return False
+            # Not `training.phase`: its end is only noticed when training goes on, and until then a
+            # loop that hangs would look busy.
+            step = training.last_step
+            training.emit(
+                PhaseMark(
+                    **training.who, name="evaluation", edge=edge, step=step, duration_s=duration_s
+                )
+            )
+            return True
+
+        def report(step: int, columns: tuple[str, ...], values: tuple[float, ...]) -> None:
+            training.row(columns, values, step=step)
+
+        self.report = lambda edge, duration_s: bool(
+            isolation.run(self.name, mark, edge, duration_s)
+        )
+        first = None if root is None else next(root.parameters(), None)
+        if first is not None and first.device.type == "cuda":
+            self.timer = DeviceTime(report, events_on(first.device), isolation=isolation)
+            self.wakes = 0
+
     def _zero(self) -> None:
         self._wait = self._forward = self._backward = self._optimizer = 0.0
         self._checkpoint = self._evaluation = 0.0
 
     # -- marks, each with the time.perf_counter() of when it was --------------------------------
 
-    def batch(self, began: float, ended: float) -> None:
+    def loaded(self, began: float, ended: float) -> None:
         """A data loader gave a batch of training."""
         if self._evaluating is not None:
             self._evaluation_over(began)
@@ -166,7 +206,7 @@ class StepPhases:
             self.report("end", max(0.0, now - self._evaluation_began))
 
     def named(self, name: str, edge: str, now: float) -> None:
-        """The user's own code says that a phase begins or ends. `evaluation` and `checkpoint` are
+        """The user's own code marks that a phase begins or ends. `evaluation` and `checkpoint` are
         counted; the time of others is of no phase.
         """
         self.resumes()
@@ -185,7 +225,7 @@ class StepPhases:
                 self.cursor = now
                 return
 
-    # -- what a step says ------------------------------------------------------------------------
+    # -- the values of a step ---------------------------------------------------------------------
 
     def drain(self) -> tuple[list[str], list[float]]:
         """Names and seconds since the last call; all begin at zero again."""
@@ -241,6 +281,10 @@ class StepPhases:
         self._forward = self._backward = self._optimizer = self._wait = 0.0
         self._stepping, self.cursor = None, now
 
+    def stepped(self, training: Training, step: int) -> None:
+        """See `Probe`. Read what the GPU has passed, and time the next step if it is due."""
+        training.isolation.run(cuda_timing.PROBE, self.after_step, step)
+
     def after_step(self, step: int) -> None:
         """A step was counted: read what the GPU has passed, and time the next step if it is due."""
         timer = self.timer
@@ -255,8 +299,12 @@ class StepPhases:
             self.device = timer
             timer.forward()
 
-    def close(self) -> None:
-        """The training is over: an evaluation at its end is, too."""
+    def close(self, training: Training) -> None:
+        """See `Probe`."""
+        self.end_evaluation()
+
+    def end_evaluation(self) -> None:
+        """An evaluation under way is over, at its last batch or loss."""
         self._evaluation_over(self._evaluated)
 
 

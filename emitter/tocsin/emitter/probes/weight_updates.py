@@ -14,17 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
+from tocsin.emitter.plan.schedule import Due
+from tocsin.emitter.probes.probe import NEVER, Probe
 from tocsin.emitter.statistics.arrays import Array, Doubles, narrowed
 from tocsin.emitter.statistics.async_copy import HostCopy
 from tocsin.emitter.statistics.cpu_rows import as_numpy
 from tocsin.emitter.statistics.reductions import dense
 from tocsin.emitter.statistics.tables import Table
 from tocsin.schemas.records.frames import Counts, Floats
+
+if TYPE_CHECKING:
+    from tocsin.emitter.model.optimizers import Optimizers, Watched
+    from tocsin.emitter.training.training import Training
 
 BLOCKS: Final = 16
 BLOCK: Final = 256
@@ -69,8 +75,11 @@ class Updates:
         return tuple(self.names[i] for i in good), narrowed(norms[good]), counts
 
 
-class UpdateProbe:
-    """Measures the change of weights in single steps."""
+class UpdateProbe(Probe):
+    """Measures the change of weights in the steps at which a collection of weights is due."""
+
+    name = "updates"
+    of = "weights"
 
     def __init__(self) -> None:
         self._next = 0
@@ -78,6 +87,27 @@ class UpdateProbe:
         self._parameters: list[torch.Tensor] = []
         self._before: list[torch.Tensor | Array] = []
         self._numel: list[int] = []
+
+    def begin(self, training: Training, optimizers: Optimizers) -> None:
+        """See `Probe`."""
+        self._schedule = training.schedule
+
+    def updating(self, watched: Watched, due: Due) -> None:
+        """See `Probe`."""
+        plans = (*due.get("weights", ()), *due.get("biases", ()))
+        with self._schedule.costs(*(plan.name for plan in plans)):
+            self.before(watched.parameters)
+
+    def read(self, step: int, watched: Watched, due: Due) -> tuple[str, Updates] | None:
+        """See `Probe`."""
+        self.reads = NEVER
+        with self._schedule.costs("weights", more=True):
+            updates = self.after()
+        return None if updates is None else ("weights", updates)
+
+    def dropped(self) -> None:
+        """See `Probe`."""
+        self.reset()
 
     def before(self, parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
         """The step is about to happen: copy samples of the parameters that have gradients."""
@@ -147,7 +177,7 @@ class UpdateProbe:
         return Updates(list(names), list(numel), list(factors), host, copy)
 
     def reset(self) -> None:
-        """The step was skipped."""
+        """Drop the copies."""
         self._names, self._parameters, self._before, self._numel = [], [], [], []
 
 

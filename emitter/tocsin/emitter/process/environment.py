@@ -1,4 +1,4 @@
-"""What to capture and where to send it, as the environment of a launched job says it."""
+"""What to capture and where to send it, from the environment of a launched job."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def scheduler_job(environ: Mapping[str, str]) -> str | None:
         array = environ.get("SLURM_ARRAY_JOB_ID")
         return f"slurm-{array}_{task}" if array and task else f"slurm-{slurm}"
     elastic = environ.get("TORCHELASTIC_RUN_ID")
-    # torchrun without --rdzv-id says the literal "none" on every machine.
+    # torchrun without --rdzv-id uses the literal "none" on every machine.
     if elastic and elastic != "none":
         return f"torchelastic-{elastic}"
     return _submitted_job(environ) or _kubernetes_job(environ)
@@ -141,10 +141,10 @@ def _submitted_job(environ: Mapping[str, str]) -> str | None:
 
 
 def _kubernetes_job(environ: Mapping[str, str]) -> str | None:
-    """The job whose pod this is; None where the pod's own environment does not tell.
+    """The job whose pod this is; None where the pod's own environment does not show it.
 
-    An indexed Job names its pods JOB-INDEX, and says the index. The pods of a plain Job have chance
-    at the end of their names, like those of a Deployment: nothing tells the two apart in there.
+    An indexed Job names its pods JOB-INDEX, and sets the index. The pods of a plain Job have chance
+    at the end of their names, like those of a Deployment: nothing in there distinguishes the two.
     """
     pod = environ.get("HOSTNAME", "")
     if not environ.get("KUBERNETES_SERVICE_HOST") or not pod:
@@ -251,7 +251,7 @@ def restart_count(environ: Mapping[str, str]) -> int:
 
 
 def rank_of(environ: Mapping[str, str]) -> tuple[int, int, int]:
-    """(rank, local rank, world size) as the environment says; (0, 0, 1) if it says nothing."""
+    """(rank, local rank, world size) from the environment; (0, 0, 1) if it has none."""
     for rank, local, world in (
         ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
         ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),

@@ -153,15 +153,15 @@ class Isolation:
         self._steps += steps
 
     def switch_off(self, probe: str, reason: str) -> None:
-        """Call this probe no more, and say so once."""
+        """Call this probe no more, and report that once."""
         if probe in self.off:
             return
         self.off[probe] = reason
         self._unsaid.append(probe)
-        self.say_what_is_off()
+        self.report_off()
 
-    def say_what_is_off(self) -> None:
-        """Report each probe that was switched off; again later what cannot be said now."""
+    def report_off(self) -> None:
+        """Report each probe that was switched off; again later what cannot be reported now."""
         while self._unsaid and self.report is not None:
             probe = self._unsaid[0]
             try:

@@ -1,8 +1,8 @@
 """The pod of Kubernetes that a process runs in, as it can be seen from within.
 
-A pod knows little of itself unless its specification says it, through variables that the downward
-API fills. What is left is read where the kubelet left it: it mounts files of its own into each
-container, from folders that are named after the pod and the container.
+A pod knows little of itself unless its specification passes it on, through variables that the
+downward API fills. What is left is read where the kubelet left it: it mounts files of its own into
+each container, from folders that are named after the pod and the container.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from typing import Final
 
 import psutil
 
+_PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -29,6 +30,12 @@ def become_subreaper() -> bool:
 def set_name(name: str) -> bool:
     """Name this process, in 15 bytes at most; False where the system has no such thing."""
     return _prctl(_PR_SET_NAME, name.encode())
+
+
+def end_with_parent() -> bool:
+    """Have SIGTERM sent to this process when its parent's thread that made it ends; False where the
+    system has no such thing."""
+    return _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _prctl(what: int, value: int | bytes) -> bool:
@@ -106,7 +113,7 @@ class Change:
 
 
 class Reaper:
-    """Reaps every child of this process, and tells those who asked about one.
+    """Reaps every child of this process, and calls who watches one.
 
     To be called at SIGCHLD and, since several SIGCHLD can melt into one, whenever convenient.
     """

@@ -1,4 +1,4 @@
-"""Facts of a process that its first record tells: command line, folder, git commit, versions."""
+"""Facts of a process for its first record: command line, folder, git commit, versions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def command_line(arguments: Sequence[str]) -> str:
 def mask_arguments(arguments: Sequence[str]) -> list[str]:
     """Replace what looks like a secret by `***`.
 
-    That is: the value of an option or assignment whose name says so (`--token X`, `API_KEY=X`),
+    That is: the value of an option or assignment with such a name (`--token X`, `API_KEY=X`),
     passwords and such parameters in URLs, authorization headers, and the tokens of well-known
     services wherever they stand.
     """
@@ -136,9 +136,9 @@ def versions(more: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def ends_by_ms(environ: Mapping[str, str]) -> int | None:
-    """When the scheduler ends the job, Unix milliseconds; None: it has not told.
+    """When the scheduler ends the job, Unix milliseconds; None: not known.
 
-    Slurm tells its time limit since 22.05.
+    Slurm sets its time limit since 22.05.
     """
     told = environ.get("SLURM_JOB_END_TIME", "")
     if not told.isascii() or not told.isdigit():

@@ -1,4 +1,4 @@
-"""What the scheduler calls the job that a process runs in, as its environment tells.
+"""What the scheduler calls the job that a process runs in, from its environment.
 
 With these names `tocsin actions` can ask the scheduler to end exactly this job.
 """
@@ -26,7 +26,7 @@ def scheduler_of(environ: Mapping[str, str]) -> SchedulerJob | None:
 
 
 def given(environ: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
-    """The names that are in the environment, by name: `variables` says in which variable each is.
+    """The names that are in the environment, by name: `variables` is the variable of each.
     What is empty, too long or not printable is left out."""
     found = {name: environ.get(variable, "").strip() for name, variable in variables.items()}
     return {

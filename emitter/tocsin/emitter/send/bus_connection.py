@@ -55,7 +55,8 @@ def advice(error: Exception, waited_s: float) -> str:
         reason = f"no answer within {waited_s:g} s"
     else:
         reason = str(error) or type(error).__name__
-    # The bus says itself what to do about most; what is left is what only a configuration can be.
+    # Most errors of the bus name what to do themselves; what is left is what only a configuration
+    # can be.
     hint = ""
     if isinstance(error, UnknownTopic) and "bus init" not in reason:
         hint = "try `tocsin bus init`; "

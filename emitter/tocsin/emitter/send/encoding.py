@@ -19,7 +19,7 @@ from tocsin.schemas.topics import Topics, telemetry_partition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where records go, and who says them. `source` is the CloudEvents source."""
+    """Where records go, and their origin. `source` is the CloudEvents source."""
 
     topics: Topics
     speaker: Speaker
@@ -31,7 +31,7 @@ class Encoder:
     """Numbers records as it makes them: from 0, and without the numbers of what was dropped."""
 
     def __init__(self, address: Address, failed: Callable[[str, Exception], None]) -> None:
-        """`failed` is told what kind of record could not be made, and why; each time."""
+        """`failed` is called with the kind of each record that could not be made, and why."""
         self.boot: Final = new_id()
         self.refused = 0
         """Items of which no record could be made."""
@@ -61,7 +61,7 @@ class Encoder:
         if isinstance(first, StepRow):
             return [self._steps(group)]
         if isinstance(first, Said):
-            event = Event.of(
+            event = Event.wrap(
                 first.data,
                 id=f"{self.boot}/{self._seq}",
                 source=self._address.source,

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from tocsin.schemas.records.collections import TIER_1
 from tocsin.schemas.records.events import Data
 from tocsin.schemas.records.frames import Mode, Speaker, StepFrame, SystemFrame, TensorFrame
 
@@ -22,16 +23,11 @@ MAX_BYTES: Final = 64 * 1024 * 1024
 BATCH_ITEMS: Final = 2_000
 BATCH_BYTES: Final = 8 * 1024 * 1024
 
-TIER_1: Final = frozenset(
-    {"biases", "checksums", "gradients", "local_gradients", "losses", "updates", "weights"}
-)
-"""Collections that more rules read, and sooner, than any other."""
-
 
 class Worth(IntEnum):
     """How much a record is worth; the lowest is dropped first, and its oldest. Lifecycle never is.
 
-    Of what was odd the newest is dropped: the oldest names where it began.
+    Of urgent records the newest is dropped: the oldest names where it began.
     """
 
     TIER_2 = 0
@@ -57,7 +53,7 @@ class StepRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """An event, and when it was said (Unix, milliseconds)."""
+    """An event, and when it was reported (Unix, milliseconds)."""
 
     data: Data
     time_ms: int

@@ -1,4 +1,5 @@
-"""When the sender's thread looks at what was handed in: soon if it is rare or odd, seldom if not.
+"""When the sender's thread looks at what was handed in: soon if it is rare or urgent, seldom if
+not.
 
 Each look takes the interpreter's lock from the training for about half a millisecond (two cores:
 steps of 1 ms were slowed by 17 % when each waited 20 ms for company and woke the thread). So what
@@ -46,7 +47,7 @@ class Pace:
         self._last = now
 
     def steady(self, now: float) -> bool:
-        """Whether records come all the time, such that nobody has to say that there is one."""
+        """Whether records come all the time, such that nobody has to announce one."""
         return now - self._last <= CALM_S and now - self._began >= EARLY_S
 
     def hurry(self, now: float) -> bool:

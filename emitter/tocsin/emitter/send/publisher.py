@@ -74,7 +74,7 @@ class Publisher:
         """Queue an event; never waits."""
         now_ms = self._now_ms()
         event_id = f"{self._boot}/{self._seq}"
-        self._put(Event.of(data, id=event_id, source=self._source, time_ms=now_ms))
+        self._put(Event.wrap(data, id=event_id, source=self._source, time_ms=now_ms))
         if self._observe is not None:
             self._observe(data, now_ms)
 
@@ -98,14 +98,14 @@ class Publisher:
         """Publish what is queued by way of `producer`, for ever; while its bus is away, try again.
 
         Once it has ended it may be called again, with another producer; what was not acknowledged
-        is published again. Raises BusError as the constructor was told.
+        is published again. Raises BusError if the constructor was asked for that.
         """
         while True:
             await self._publish_queued(producer)
             await self._waiting.wait()
 
     async def finish(self, producer: Writer, timeout_s: float) -> None:
-        """Once `run` has ended: publish what is queued, for so long at most. Raises as that."""
+        """Once `run` has ended: publish what is queued, for that long at most. Raises as that."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._publish_queued(producer)

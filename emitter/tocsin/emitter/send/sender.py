@@ -2,12 +2,12 @@
 
 The training's thread only appends to a deque, which takes no lock: one that the sender holds would
 stop the training for as long as the sender waits for the interpreter, and one that the training
-holds would never be free again in a signal's handler that has something to say. This thread has an
+holds would never be free again in a signal's handler that has something to send. This thread has an
 event loop and a bus of its own. How long it waits for company is `tocsin.emitter.send.pace`'s
 decision.
 
 While the bus is away the outbox fills up to its bounds and then drops
-(`tocsin.emitter.send.outbox`); publishing is tried again with growing pauses. That is said once on
+(`tocsin.emitter.send.outbox`); publishing is tried again with growing pauses, reported once on
 stderr for each kind of failure, and once when it is over. The numbers of what was dropped are left
 out, so that a reader knows.
 """
@@ -45,9 +45,10 @@ from tocsin.emitter.send.outbox import (
 from tocsin.emitter.send.pace import COALESCE_S, SPACING_S, Pace
 from tocsin.schemas.errors import RecordTooLarge
 from tocsin.schemas.monotonic_clock import unix_ms
+from tocsin.schemas.records.checkpoints import CheckpointWritten
 from tocsin.schemas.records.events import Data, clip
 from tocsin.schemas.records.frames import TensorFrame
-from tocsin.schemas.records.runs import CaptureDegraded, CheckpointWritten, Heartbeat, PhaseMark
+from tocsin.schemas.records.runs import CaptureDegraded, Heartbeat, PhaseMark
 
 PUBLISH_S: Final = 15.0
 FIRST_PAUSE_S: Final = 0.2
@@ -402,7 +403,7 @@ class Sender:
                 return True
 
     async def _wait_for_turn(self) -> None:
-        # What is told of a training once the next one has been heard is late, and left out.
+        # Records of a training that follow those of the next one are late, and left out.
         until = time.monotonic() + TURN_S
         while any(each.is_alive() for each in self._after):
             if self._closing or time.monotonic() > until:

@@ -12,7 +12,7 @@ import torch
 class HostCopy:
     """A copy of a small tensor to the host, started now and read later.
 
-    On CUDA it goes into pinned memory behind the work already queued; an event says when it is
+    On CUDA it goes into pinned memory behind the work already queued; an event shows when it is
     there. Other devices have no such event: they are copied when first asked, a step later.
     """
 

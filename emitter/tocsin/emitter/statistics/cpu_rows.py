@@ -114,7 +114,7 @@ def _small_rows(
         (low, high, mean, std, l1, np.sqrt(squares), np.maximum(np.abs(low), np.abs(high)))
     )
     counts[at, 0] = size
-    # fmin: a NaN in one tensor says nothing of the others.
+    # fmin: a NaN in one tensor must not hide the others.
     if np.fmin.reduce(positive) == 0:
         counts[at, 1] = add(x == 0, first, dtype=np.uint64)
     finite = np.isfinite(std) & np.isfinite(squares)

@@ -128,9 +128,9 @@ def _wide(part: torch.Tensor) -> torch.Tensor:
     return part.float() if part.is_floating_point() else part.double()
 
 
-def _bounds(values: Doubles, counts: Counts, odd: npt.NDArray[np.int64]) -> None:
+def _bounds(values: Doubles, counts: Counts, nonfinite: npt.NDArray[np.int64]) -> None:
     """Rows with NaN or infinities whose tensors are gone: counts are lower bounds."""
-    for i in odd:
+    for i in nonfinite:
         row = values[i]
         is_nan = bool(np.isnan(row[0]) or np.isnan(row[1]))
         counts[i, 2] = int(is_nan)

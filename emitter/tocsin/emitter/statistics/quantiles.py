@@ -70,8 +70,8 @@ def _of_batch(samples: Sequence[Array]) -> Doubles:
     matrix.sort(axis=1)
     rows = np.arange(len(samples))
     last = matrix[rows, np.maximum(size - 1, 0)]
-    odd = ~(np.isfinite(matrix[:, 0]) & np.isfinite(last))
-    for i in np.flatnonzero(odd).tolist():
+    nonfinite = ~(np.isfinite(matrix[:, 0]) & np.isfinite(last))
+    for i in np.flatnonzero(nonfinite).tolist():
         good = matrix[i][np.isfinite(matrix[i])]
         size[i] = good.size
         matrix[i, : good.size] = good

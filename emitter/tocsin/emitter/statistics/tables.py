@@ -1,4 +1,4 @@
-"""What a probe has to say of one step: tables of numbers, here or on their way from a GPU."""
+"""What a probe has read of one step: tables of numbers, here or on their way from a GPU."""
 
 from __future__ import annotations
 

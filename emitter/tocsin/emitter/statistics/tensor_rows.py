@@ -68,7 +68,7 @@ class TensorRows:
         precision = precision and any(each.has(*LOW_PRECISION_COLUMNS) for each in wanted)
         self._precision = LowPrecision(names, flat) if precision else None
         on_cpu = all(device.type == "cpu" for device in places)
-        # What is odd is read once more: before the tensors change.
+        # What is not finite is read once more: before the tensors change.
         self._rows: Rows | None = self._collect() if on_cpu else None
 
     @property

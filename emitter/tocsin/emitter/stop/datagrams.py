@@ -2,12 +2,12 @@
 
 Standard library and one module of ours that needs no more, so that it can be used before anything
 else is imported. A message is one JSON object of at most `MAX_BYTES` in one Unix datagram; nothing
-here waits for a peer: a message that cannot be taken now is lost, and `send` says so.
+here waits for a peer: a message that cannot be taken now is lost, and `send` returns False.
 
-    process -> launcher   hello, saving, saved, left, finished, restart_blocked
-    launcher -> process   stop (signed bytes), look_closer, no_restart
+    process -> launcher   hello, saving, saved, left, finished, may_leave, restart_blocked
+    launcher -> process   stop (signed bytes), look_closer, may_leave, no_restart
 
-The sockets lie in a folder of the job that only its user can enter (0700), with a short path: the
+The sockets are in a folder of the job that only its user can enter (0700), with a short path: the
 address of a Unix socket holds 107 bytes.
 """
 
@@ -30,7 +30,7 @@ LAUNCHER_SOCKET: Final = "launcher.sock"
 
 Field = str | int | float | bool | None
 Message = dict[str, Field]
-"""What a datagram says; the key `kind` tells how to read the rest."""
+"""The content of a datagram; the key `kind` shows how to read the rest."""
 
 
 class Endpoint:

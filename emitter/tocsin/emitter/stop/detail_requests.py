@@ -1,6 +1,6 @@
 """A request to capture more for some steps: from the control topic to the ranks of this node.
 
-It is unsigned: whoever can write to the bus can send one. So it is worth nothing but more capture
+It is unsigned: whoever can write to the bus can send one. So it brings no more than more capture
 for a bounded number of steps, now and then, and both bounds are kept here, whoever asked.
 """
 
@@ -16,7 +16,7 @@ from tocsin.emitter.stop.processes import Members
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.events import EVENT_TYPES
-from tocsin.schemas.records.stops import LookCloser, look_closer_key
+from tocsin.schemas.records.stops.commands import LookCloser, look_closer_key
 
 LOOK_CLOSER: Final = "look_closer"
 """The kind of the datagram to a rank: `steps`, and `reason` for people."""
@@ -31,7 +31,7 @@ Reason = Literal["look", "other_incarnation", "expired", "repeated", "too_soon",
 
 
 class CloserLooks:
-    """Judges the requests to one run, and tells the ranks that `members` knows of."""
+    """Checks the requests to one run, and hands them to the ranks that `members` knows of."""
 
     def __init__(
         self, run_id: str, members: Members, *, now_ms: Callable[[], int] = unix_ms

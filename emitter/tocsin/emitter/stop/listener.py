@@ -23,9 +23,9 @@ from tocsin.bus.port import EARLIEST, Bus, BusError, Partition, Reader, Record, 
 from tocsin.emitter.process.identity import Who, who_speaks
 from tocsin.emitter.process.process_group import process_lives
 from tocsin.emitter.process.stderr import print_line
-from tocsin.emitter.stop import datagrams
+from tocsin.emitter.stop import before_update, datagrams
+from tocsin.emitter.stop.departure import Emit
 from tocsin.emitter.stop.detail_requests import CloserLooks
-from tocsin.emitter.stop.exit_points import Emit
 from tocsin.emitter.stop.processes import Members, Trainer
 from tocsin.emitter.stop.unwatched import LINES
 from tocsin.emitter.stop.verification import (
@@ -44,7 +44,7 @@ from tocsin.emitter.stop.verification import (
 from tocsin.schemas.errors import RecordError, SignatureError
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.frames import Speaker
-from tocsin.schemas.records.stops import StopAcknowledged, StopRequested
+from tocsin.schemas.records.stops.commands import StopAcknowledged, StopRequested
 from tocsin.schemas.records.wire import read_signature
 from tocsin.schemas.stops_switch import StopsSwitch
 from tocsin.schemas.topics import Topics, issue_partition
@@ -107,6 +107,11 @@ class Listener:
         self._switch = StopsSwitch()
         self._refused = 0
 
+    @property
+    def stops_off(self) -> str:
+        """Why no stop of this bus takes effect now (`tocsin stops off`); empty if they do."""
+        return self._switch.off
+
     async def listen(self, bus: RunBus) -> None:
         """Read for ever. Sets `ready` once it knows what was there before. Raises UnknownTopic."""
         reader = await bus.reader({self._partition: EARLIEST})
@@ -130,7 +135,7 @@ class Listener:
                 await asyncio.sleep(_PAUSE_S)
 
     async def wait_ready(self, timeout_s: float = READY_S) -> None:
-        """Wait, within a bound, until what comes now is told from what was there before."""
+        """Wait, within a bound, until new records are distinguished from those that were there."""
         await asyncio.to_thread(self.ready.wait, timeout_s)
 
     async def _read(self, reader: Reader, before: int) -> None:
@@ -190,7 +195,7 @@ class Listener:
         self.counts[verdict.reason] += 1
         command = verdict.command
         if verdict.why is not None:
-            # One that does not even say which command it is has nobody who waits for an answer.
+            # One without the id of its command has nobody who waits for an answer.
             if verdict.command_id and not earlier and self._refused < ANSWERED:
                 self._refused += 1
                 self._hands.refuse(verdict)
@@ -215,11 +220,11 @@ class ThreadListener:
     """The listener of a node without a launcher (`start()`): a daemon thread of local rank 0, or on
     an embedded bus of a process that local rank 0 has started.
 
-    It hands commands to the ranks of its node that said hello to `endpoint`. It never
-    escalates: `on_obeyed` tells somebody who can of each rank, and `on_left` that the rank of that
-    pid has left its loop, and `on_saved` what ranks say of their checkpoints; all are called on its
-    thread. Ranks answer for themselves; refusals go
-    through `emit`.
+    It hands commands to the ranks of its node that signed on to `endpoint`. It never
+    escalates: `on_obeyed` reports each rank to somebody who can, `on_left` that the rank of that
+    pid has left its loop, `on_saving` that it begins to write a checkpoint or has ended that, and
+    `on_saved` what ranks report of their checkpoints; all are called on its thread. Ranks answer
+    for themselves; refusals go through `emit`.
     """
 
     def __init__(
@@ -234,6 +239,7 @@ class ThreadListener:
         on_obeyed: Callable[[Trainer, StopRequested], None] | None = None,
         on_left: Callable[[int], None] | None = None,
         on_saved: Callable[[datagrams.Message], object] | None = None,
+        on_saving: Callable[[int, bool], None] | None = None,
         beside: Callable[[Bus], Coroutine[None, None, None]] | None = None,
     ) -> None:
         """`endpoint` is closed with the listener. `beside` runs on the same bus."""
@@ -248,6 +254,7 @@ class ThreadListener:
         self._on_obeyed = on_obeyed
         self._on_left = on_left
         self._on_saved = on_saved
+        self._on_saving = on_saving
         self._beside = beside
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
@@ -256,7 +263,7 @@ class ThreadListener:
 
     @property
     def socket(self) -> Path:
-        """Where ranks say hello: the value of TOCSIN_LAUNCHER for them."""
+        """Where ranks sign on: the value of TOCSIN_LAUNCHER for them."""
         return self._endpoint.path
 
     def start(self) -> None:
@@ -286,7 +293,7 @@ class ThreadListener:
         """See Hands."""
         for trainer in self.members.living(command.incarnation):
             datagrams.send(trainer.socket, signed.message())
-            if self._on_obeyed is not None:
+            if self._on_obeyed is not None and not trainer.early:
                 self._on_obeyed(trainer, command)
 
     def join(self, command: StopRequested) -> None:
@@ -303,6 +310,12 @@ class ThreadListener:
         """See Hands."""
         if verdict.why is not None:
             self._emit(refusal(verdict, self._who(self.members.incarnation)))
+
+    def _may_leave(self) -> bool:
+        """Whether a rank may leave before an update now."""
+        facts, asked = self.facts(), before_update.policy_of(self._environ) is not None
+        heard = self.listener.ready.is_set() and not self.listener.stops_off
+        return asked and heard and not facts.stops_off and bool(len(facts.keys))
 
     def _who(self, incarnation: str) -> Who:
         return {**who_speaks(self._speaker), "incarnation": incarnation}
@@ -336,10 +349,15 @@ class ThreadListener:
     def _hellos(self) -> None:
         for message in self._endpoint.drain():
             before = len(self.members.unwatched)
-            if not self.members.heard(message):
+            if not self.members.receive(message):
                 continue
+            asking = before_update.who_asks(message, self.members)
+            if asking is not None:
+                before_update.answer(asking, self._may_leave())
             if self._on_saved is not None and message["kind"] == "saved":
                 self._on_saved(message)
+            if self._on_saving is not None and message["kind"] == "saving":
+                self._on_saving(datagrams.number(message, "pid"), message.get("on") is True)
             if len(self.members.unwatched) > before:
                 print_line(LINES[datagrams.text(message, "what")])
             if self._on_left is not None and message["kind"] in ("left", "finished"):

@@ -1,4 +1,4 @@
-"""Who belongs to the job on this node, as its processes say by datagram."""
+"""Who belongs to the job on this node, as its processes report by datagram."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from typing import Final
 from tocsin.emitter.stop import datagrams
 from tocsin.emitter.stop.unwatched import LINES
 
+BEFORE_UPDATE: Final = "before_update"
+"""Marks the word of a rank that has left before an update."""
+
 KEPT: Final = 100
 """Trainings whose ranks are known at once; of older ones that are over, only their steps are."""
 
@@ -24,8 +27,8 @@ _INCARNATION: Final = re.compile(r"[A-Za-z0-9._:@+=-]{0,64}")
 
 @dataclass(slots=True)
 class Trainer:
-    """A rank of a training on this node. `left_at` is the step at which it left when told to;
-    `saving`: it writes a checkpoint now."""
+    """A rank of a training on this node. `left_at` is the step at which it left for a stop, or,
+    if `early`, before an update of its own accord; `saving`: it writes a checkpoint now."""
 
     pid: int
     rank: int
@@ -37,6 +40,7 @@ class Trainer:
     finished: bool = False
     saving: bool = False
     left_at: int | None = None
+    early: bool = False
     last_step: int = -1
 
 
@@ -57,7 +61,7 @@ class Members:
         self.pythons = 0
         self.agents: dict[int, Agent] = {}
         self.unwatched: dict[str, set[int]] = {}
-        """Kinds of trainings that are not watched, and the processes that have told of them."""
+        """Kinds of trainings that are not watched, and the processes that have reported them."""
         self._lives = lives
         self._newest = first
         self._incarnations = {first}
@@ -92,6 +96,15 @@ class Members:
             if not trainer.finished and self._lives(trainer.pid)
         ]
 
+    def left_early(self, incarnation: str) -> list[Trainer]:
+        """Ranks of that training that have left before an update."""
+        return [trainer for trainer in self.ranks(incarnation) if trainer.early]
+
+    def of_pid(self, pid: int, incarnation: str = "") -> list[Trainer]:
+        """The ranks of that process, in one training or in all."""
+        named = [self.ranks(incarnation)] if incarnation else self._ranks.values()
+        return [each for ranks in named for each in ranks if each.pid == pid]
+
     def training_over(self) -> bool:
         """Whether there was a training and the newest one has ended."""
         return bool(self._ranks) and not self.living(self.incarnation)
@@ -103,10 +116,10 @@ class Members:
         ]
 
     def steps(self) -> int:
-        """Steps that the ranks said they made, the most of a rank, over all trainings."""
+        """Steps that the ranks reported, the most of a rank, over all trainings."""
         return self._steps_before + sum(_steps(ranks) for ranks in self._ranks.values())
 
-    def heard(self, message: datagrams.Message) -> bool:
+    def receive(self, message: datagrams.Message) -> bool:
         """Take one message; False if it is not understood, which changes nothing."""
         if not _sound(message):
             return False
@@ -126,7 +139,7 @@ class Members:
             case "unwatched", _:
                 self._unwatched(datagrams.text(message, "what"), datagrams.number(message, "pid"))
             case "saving", _:
-                for trainer in self._of_pid(datagrams.number(message, "pid"), ""):
+                for trainer in self.of_pid(datagrams.number(message, "pid")):
                     trainer.saving = message.get("on") is True
             case ("left" | "finished") as kind, _:
                 self._ended(message, left=kind == "left")
@@ -183,22 +196,18 @@ class Members:
 
     def _ended(self, message: datagrams.Message, *, left: bool) -> None:
         pid, incarnation = datagrams.number(message, "pid"), datagrams.text(message, "incarnation")
-        for trainer in self._of_pid(pid, incarnation):
+        for trainer in self.of_pid(pid, incarnation):
             step = datagrams.number(message, "step", -1)
             trainer.last_step = max(trainer.last_step, step)
             if left:
                 trainer.left_at = step
+                trainer.early = trainer.early or message.get(BEFORE_UPDATE) is True
             else:
                 trainer.finished = True
 
-    def _of_pid(self, pid: int, incarnation: str) -> list[Trainer]:
-        """The ranks of that process, in one training or in all."""
-        named = [self.ranks(incarnation)] if incarnation else self._ranks.values()
-        return [each for ranks in named for each in ranks if each.pid == pid]
-
 
 def _sound(message: datagrams.Message) -> bool:
-    """Whether its numbers are some, and its incarnation one that can stand in a record."""
+    """Whether its numbers are some, and its incarnation one that can be in a record."""
     if not _INCARNATION.fullmatch(datagrams.text(message, "incarnation")):
         return False
     if "pid" in message and not 0 < datagrams.number(message, "pid") <= _MAX_PID:

@@ -1,7 +1,7 @@
 """Checkpoints that are written while a stop comes, and those that a stop asks for.
 
-The hooks say when a write begins and ends; who listens on this node is told, so that the job gets
-its grace once more instead of a signal in the middle of a write. A stop that asks for a checkpoint
+The hooks report when a write begins and ends to who listens on this node, so that the job gets its
+grace once more instead of a signal in the middle of a write. A stop that asks for a checkpoint
 calls what the program or a framework has registered here (`on_stop`).
 """
 
@@ -18,7 +18,7 @@ from tocsin.emitter.process.isolation import from_signal
 from tocsin.emitter.stop import datagrams
 
 if TYPE_CHECKING:
-    from tocsin.schemas.records.stops import StopRequested
+    from tocsin.schemas.records.stops.commands import StopRequested
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +119,13 @@ def kept(command: StopRequested | None, why: str = "") -> Choice:
         known = "no checkpoint from before is known"
         return Choice(decision="not_saved", reason=f"{why}; {known}" if why else known)
     return Choice(decision="protected", path=command.last_good_checkpoint.path, reason=why)
+
+
+def kept_until_told(policy: str, why: str = "") -> Choice:
+    """The choice where nothing is saved and the command is still to come, which names what is
+    protected; `why` nothing is saved, if that was asked for.
+    """
+    return Choice(decision="skipped" if policy == "skip" else "protected", reason=why)
 
 
 def of_framework(before: int) -> Choice:

@@ -1,7 +1,7 @@
-"""Under torchrun: no worker is started again once the job was told to stop.
+"""Under torchrun: no worker is started again once the job got a stop.
 
 torchrun's agent sees a worker's exit code 79 as a failure and would start all workers again while
-restarts are left. The agent is a python with our hook, so it can be told: the launcher sends
+restarts are left. The agent is a python with our hook, so it can be reached: the launcher sends
 `no_restart` and waits for `restart_blocked` before any rank hears of the stop.
 """
 
@@ -27,10 +27,10 @@ AGENT_MODULE: Final = "torch.distributed.elastic.agent.server.api"
 
 
 class AgentGuard:
-    """Holds an agent to no further restarts once the launcher says so."""
+    """Keeps an agent from further restarts once the launcher asks for that."""
 
     def __init__(self, agent: SimpleElasticAgent, launcher: str, folder: Path) -> None:
-        """Listen in `folder` and say hello. Raises OSError."""
+        """Listen in `folder` and sign on. Raises OSError."""
         self.blocked = False
         self._agent = agent
         self._launcher = launcher
@@ -91,7 +91,7 @@ def guard_agents(module: ModuleType) -> None:
     @functools.wraps(original_restart)
     def restart(self: SimpleElasticAgent, group: WorkerGroup) -> None:
         if _guard is not None and _guard.blocked:
-            # Decided before it was told, or another node came: end the workers, start none.
+            # Decided before the request came, or another node came: end the workers, start none.
             logger.warning("workers are not restarted: the job received a stop")
             self._stop_workers(group)
             return

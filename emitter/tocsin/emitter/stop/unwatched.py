@@ -1,7 +1,7 @@
-"""Trainings that are there and are not watched: which of them are, and who is told.
+"""Trainings that are there and are not watched: which of them are, and who is notified.
 
 A child of `multiprocessing` that trains is the job's training where no other process of the job
-trains: a lock on a file of the job's folder says so. Data-loader workers and the workers of pools
+trains: a lock on a file of the job's folder decides. Data-loader workers and the workers of pools
 never are: they are daemonic.
 """
 
@@ -79,7 +79,7 @@ def claim(environ: Mapping[str, str]) -> bool:
 
 
 def tell(kind: Kind, environ: Mapping[str, str]) -> None:
-    """Tell the launcher of it once, which says it at the end, too; without one, say it here."""
+    """Report it to the launcher once, which prints it at the end; without one, print it here."""
     if kind in _claim.told:
         return
     _claim.told.add(kind)

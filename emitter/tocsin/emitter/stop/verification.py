@@ -15,7 +15,7 @@ from tocsin.emitter.stop import datagrams
 from tocsin.schemas.errors import ConfigurationError, RecordError, SignatureError
 from tocsin.schemas.key_folder import keys_folder
 from tocsin.schemas.records.events import EVENT_TYPES, clip
-from tocsin.schemas.records.stops import StopExpired, StopRefused, StopRequested
+from tocsin.schemas.records.stops.commands import StopExpired, StopRefused, StopRequested
 from tocsin.schemas.signing import Signature, TrustedKeys, why_untrusted
 
 Why = Literal[
@@ -69,7 +69,7 @@ class SignedCommand:
         }
 
     @classmethod
-    def of(cls, message: datagrams.Message) -> SignedCommand | None:
+    def from_message(cls, message: datagrams.Message) -> SignedCommand | None:
         """Read a command from a datagram; None if it has none."""
         try:
             key = base64.b64decode(datagrams.text(message, "key"), validate=True)
@@ -102,7 +102,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known where it is decided. `stops_off` says why nothing is stopped, and `over` why
+    """What is known where it is decided. `stops_off` is why nothing is stopped, and `over` why
     nothing is left to stop; each is empty otherwise."""
 
     run_id: str
@@ -140,8 +140,8 @@ def decide(
     a sender does that died before it knew: they take no effect and are no attack.
 
     `waited_ms` is how long at most it lay on the bus unread. That, not the clocks of two machines,
-    says whether it came in time: a command is worth something once, to one incarnation, so a clock
-    that is wrong by up to `SKEW_MS` can do no harm.
+    decides whether it came in time: a command is worth something once, to one incarnation, so a
+    clock that is wrong by up to `SKEW_MS` can do no harm.
     """
     claimed = _command_id(signed.value)
     try:
@@ -185,7 +185,7 @@ def decide(
 
 def refusal(verdict: Verdict, who: Mapping[str, object]) -> StopRefused | StopExpired:
     """What a listener answers to a command that it does not obey; `who` are the answer's fields
-    that say who answers.
+    that name who answers.
     """
     command = verdict.command
     answer = {
@@ -200,7 +200,7 @@ def refusal(verdict: Verdict, who: Mapping[str, object]) -> StopRefused | StopEx
 
 
 def _expired(command: StopRequested, now_ms: int, waited_ms: int) -> str | None:
-    """Why a command is worth nothing any more; None if it still is."""
+    """Why a command is not valid any more; None if it still is."""
     late_ms = now_ms - command.not_after_ms
     in_time = waited_ms <= max(0, command.not_after_ms - command.requested_ms)
     if late_ms <= 0 or (in_time and late_ms <= SKEW_MS):

@@ -41,7 +41,7 @@ class Session:
         """Hands over what is on its way, for at most so many seconds."""
         self.on_exit: Callable[[], None] | None = None
         self.early: list[Callable[[], None]] = []
-        """What was said before the training began, to be said once it has."""
+        """What was called before the training began, to be done once it has."""
         self.labels: dict[str, str] = {}
         # JSON that is laid over the section `capture` of the environment.
         self.capture = ""
@@ -63,7 +63,7 @@ class Session:
     ) -> Training:
         """A training begins; `place` is (rank, world size) where torch.distributed knows it.
 
-        `agree` takes what this rank would say of its identity, and gives what holds for all ranks.
+        `agree` takes the identity that this rank knows, and returns the one of all ranks.
 
         Raises:
             ConfigurationError, OSError, RuntimeError: it cannot be watched.
@@ -113,7 +113,7 @@ class Session:
             return
         if self.before_end is not None:
             self.isolation.run("end of capture", self.before_end, 0.0)
-        self.isolation.run("end of training", training.say_end, "completed")
+        self.isolation.run("end of training", training.emit_end, "completed")
         closing = threading.Thread(
             target=training.sender.close, args=(CLOSE_S,), name="tocsin-close", daemon=True
         )
@@ -131,7 +131,7 @@ class Session:
         if training is not None:
             if self.before_end is not None:
                 self.isolation.run("end of capture", self.before_end, CAPTURE_S)
-            self.isolation.say_what_is_off()
+            self.isolation.report_off()
             self.isolation.run(
                 "end of training",
                 training.end,
@@ -140,13 +140,13 @@ class Session:
                 timeout_s=timeout_s,
             )
             if "end of training" in self.isolation.off:
-                # Its thread would go on to say that this rank lives.
+                # Its thread would go on to report that this rank lives.
                 self.isolation.run("sender", training.sender.close, timeout_s)
         until = time.monotonic() + timeout_s
         for closing in self._closing:
             closing.join(max(0.0, until - time.monotonic()))
         self.isolation.report = to_stderr
-        self.isolation.say_what_is_off()
+        self.isolation.report_off()
         if self.on_exit is not None:
             self.isolation.run("end of services", self.on_exit)
 
@@ -177,7 +177,7 @@ class Session:
         previous_exit = self._previous_exit = sys.exit
 
         def noted_exit(status: str | int | None = None, /) -> NoReturn:
-            # The exception hook is not called for it, and at the exit nobody tells the status.
+            # The exception hook is not called for it, and at the exit the status is not known.
             if threading.current_thread() is threading.main_thread():
                 self._exit_asked = (status, self._steps())
             previous_exit(status)
@@ -206,7 +206,7 @@ class Session:
         return 0 if self.training is None else self.training.next_step
 
     def _note_the_exit(self) -> None:
-        """`sys.exit` was called with a status that says failure, and not caught to train on."""
+        """`sys.exit` was called with a failing status, and not caught to train on."""
         status, step = self._exit_asked
         if succeeded(status) or step != self._steps() or self._outcome != "completed":
             return

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from threading import Thread
-from typing import Final, Literal, TypedDict
+from typing import Final, Literal, NoReturn, TypedDict
 
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.embedded.spool import SpooledBus
@@ -22,6 +22,7 @@ from tocsin.emitter.plan.schedule import CaptureSchedule
 from tocsin.emitter.plan.settings import CaptureSettings
 from tocsin.emitter.process import run_facts
 from tocsin.emitter.process.environment import (
+    AFTER_STOP,
     BUS,
     DEFAULT_BUS,
     DEFAULT_PREFIX,
@@ -39,16 +40,17 @@ from tocsin.emitter.process.stderr import print_line
 from tocsin.emitter.send.encoding import Address
 from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.send.sender import FLUSH_S, Sender
-from tocsin.emitter.stop import datagrams, exit_points, verification
+from tocsin.emitter.stop import before_update, datagrams, exit_points, verification
+from tocsin.emitter.stop.departure import Edge
+from tocsin.emitter.stop.exception import StopTraining
 from tocsin.schemas.monotonic_clock import unix_ms, unix_us
+from tocsin.schemas.records.checkpoints import Checkpoint, CheckpointWritten
 from tocsin.schemas.records.events import Data, clip
 from tocsin.schemas.records.frames import TensorFrame
 from tocsin.schemas.records.program_facts import TrainingPlanned
 from tocsin.schemas.records.runs import (
     CaptureDegraded,
     CaptureFigures,
-    Checkpoint,
-    CheckpointWritten,
     Group,
     Heartbeat,
     Outcome,
@@ -98,6 +100,8 @@ class Training:
         self.isolation: Final = isolation
         self.speaker: Final = identity.speaker
         self.next_step = 0
+        self.step_at_us = 0
+        """The time in the row of the last step, µs: other rows of that step bear the same."""
         self.activity = 0
         """Backward calls and batches of data loaders so far: that something goes on."""
         self.activity_at_step = 0
@@ -106,11 +110,14 @@ class Training:
         self.is_finite: Callable[[], bool] = lambda: False
         """Whether the weights are, now; on the training's thread. Waits for a GPU."""
         self.skipped_tensors: Callable[[], int] = lambda: 0
+        self.evaluated_step: int | None = None
+        """The last step behind which a loss of an evaluation was seen."""
         self.phases: list[str] = []
         self.schedule: Final = CaptureSchedule(settings, held_up=RunQueue().share)
         self.left = False
         self._labels = parse_labels(environ.get(LABELS, ""))
         self._launcher = environ.get(LAUNCHER, "")
+        self.bus_url: Final = environ.get(BUS, DEFAULT_BUS)
         self._wall_before = 0.0
         self._began = time.monotonic()
         self._stepping_s = 0.0
@@ -166,8 +173,8 @@ class Training:
         self.schedule.ask(steps)
 
     def saved(self, checkpoint: Checkpoint, duration_s: float) -> None:
-        """Tell of a checkpoint; who listens on this node has it read, apart from the training. Of a
-        folder that all ranks have written to, one tells.
+        """Report a checkpoint; who listens on this node has it read, apart from the training. One
+        rank reports a folder that all have written to.
         """
         self.emit(CheckpointWritten(**self.who, checkpoint=checkpoint, duration_s=duration_s))
         if self._launcher and (self.identity.rank == 0 or not os.path.isdir(checkpoint.path)):
@@ -187,7 +194,7 @@ class Training:
 
     def plan(self, total_steps: int | None, done_steps: int | None, source: str) -> None:
         """Say how many steps are planned, over all incarnations, and how many of them were made
-        before this one; None: not known. `source` is who says so.
+        before this one; None: not known. `source` is where that comes from.
         """
         planned = TrainingPlanned(
             **self.who, total_steps=total_steps, done_steps=done_steps, source=source
@@ -230,13 +237,20 @@ class Training:
         """Steps that were counted without `stepped` have taken that long."""
         self._stepping_s += seconds
 
-    def check(self, edge: exit_points.Edge) -> None:
+    def check(self, edge: Edge) -> None:
         """An edge where the loop may be left; not isolated: raises StopTraining on purpose."""
         try:
             exit_points.check(edge, max(0, self.next_step - 1))
-        except exit_points.StopTraining:
+        except StopTraining:
             self.left = True
             raise
+
+    def leave_before_update(self, reason: str, policy: before_update.CheckpointPolicy) -> NoReturn:
+        """Leave the loop instead of making the next step; not isolated: raises StopTraining."""
+        rank = exit_points.listening()
+        assert rank is not None
+        self.left = True
+        rank.leave_before_update(reason, self.next_step - 1, policy)
 
     def phase(self, name: str, edge: str, duration_s: float | None = None) -> None:
         """Mark the begin or the end of a phase."""
@@ -294,10 +308,11 @@ class Training:
     def end(self, outcome: Outcome, reason: str = "", *, timeout_s: float = FLUSH_S) -> None:
         """Say that it is over, wait for acknowledgement up to `timeout_s`, and stop sending."""
         if not self._ended:
-            self.say_end(outcome, reason)
+            self.isolation.run("end of stop", exit_points.await_command)
+            self.emit_end(outcome, reason)
             self.sender.close(timeout_s)
 
-    def say_end(self, outcome: Outcome, reason: str = "") -> None:
+    def emit_end(self, outcome: Outcome, reason: str = "") -> None:
         """Say that it is over, once; does not wait."""
         if self._ended:
             return
@@ -340,13 +355,14 @@ class Training:
             collections=self.settings.collections,
             heartbeat_s=HEARTBEAT_S,
             stop=stop_state(os.environ),
+            after_stop=clip(os.environ.get(AFTER_STOP, "")),
             devices=dict(shape.get("devices", {})),
             loaded=shape.get("loaded", ()),
             ends_by_ms=run_facts.ends_by_ms(os.environ),
         )
 
     def _report(self, probe: str, reason: str) -> None:
-        if not self._launcher:  # a launcher says it itself
+        if not self._launcher:  # a launcher sends it itself
             print_line(switched_off(probe, reason))
         self._degraded(probe, reason)
 

@@ -1,11 +1,11 @@
 """Runs at the start of each python of a launched job: the folder of this file is on PYTHONPATH.
 
 It waits for torch to be imported and only then imports tocsin; a python that never imports torch
-is left alone. It tells the launcher that a python with the hook was there, and hands on to the
+is left alone. It reports to the launcher that a python with the hook was there, and hands on to the
 `sitecustomize` that would have run without it. Standard library only, and nothing here may raise.
 """
 
-# ruff: noqa: INP001  (this folder must hold no package: it stands on sys.path itself)
+# ruff: noqa: INP001  (this folder must hold no package: it is on sys.path itself)
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def read_module(
     """
     weight = module.in_proj_weight
     if weight is None or is_distributed(weight) or query.dim() != 3 or key.dim() != 3:
-        return None  # of a weight that lies in parts on the ranks there is no projection here
+        return None  # of a weight that is in parts on the ranks there is no projection here
     if not module.batch_first:
         query, key = query.transpose(0, 1), key.transpose(0, 1)
     width, heads = module.embed_dim, module.num_heads

@@ -34,7 +34,7 @@ from tocsin.emitter.training.context import current
 CUDA_GRAPH_MODES: Final = ("reduce-overhead", "max-autotune")
 MAX_SLOTS: Final = 10_000
 IN_GRAPHS: Final = hasattr(torch.compiler, "is_exporting")
-"""Whether an export can be told from a compilation (torch 2.7); nothing of ours may be in one."""
+"""Whether an export is known from a compilation (torch 2.7); nothing of ours may be in one."""
 
 NONE: Final = -1
 
@@ -126,7 +126,7 @@ def look(result: object, args: tuple[object, ...], slot: int) -> None:
             torch.ops.tocsin.look(result[0], chosen, slot)
     elif isinstance(result, torch.Tensor):
         first = args[0] if args else None
-        # What saturates is told by what goes in.
+        # The input shows whether a unit is saturated.
         before = first if isinstance(first, torch.Tensor) and takes_input(slot) else None
         torch.ops.tocsin.look(result, before, slot)
 
@@ -146,7 +146,7 @@ def look_at_attention(
 
 
 def takes_input(slot: int) -> bool:
-    """Whether the module is told by its input. Asked by the compiler, as `take_slot` is."""
+    """Whether the module is read by its input. Called by the compiler, as `take_slot` is."""
     module = slots.module(slot)
     return module is not None and kind_of(module) is Kind.SATURATING
 
@@ -238,7 +238,7 @@ def catch_up(keep: Callable[[Iterable[nn.Module]], None]) -> None:
 def _has_compiled() -> bool:
     """Whether torch.compile was called in this process, of a function perhaps.
 
-    That the compiler was imported says nothing: the first step of an optimizer imports it.
+    That the compiler was imported is no sign: the first step of an optimizer imports it.
     """
     frames = sys.modules.get("torch._dynamo.eval_frame")
     backends = getattr(frames, "cached_backends", None)

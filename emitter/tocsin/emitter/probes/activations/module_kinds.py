@@ -60,7 +60,7 @@ _BY_TYPE: Final[tuple[tuple[type[nn.Module], Kind], ...]] = (
     (nn.MultiheadAttention, Kind.ATTENTION),
 )
 TYPES: Final = tuple(kind for kind, _ in _BY_TYPE)
-"""The types whose calls are watched from the beginning."""
+"""The types of activations, whose calls torch.compile must find watched from the beginning."""
 
 _BY_NAME: Final = re.compile(r"(GELU|SiLU|Swish|Mish)(Activation|Tanh)?$")
 """Activations that libraries define for themselves (`NewGELUActivation`, `QuickGELU`)."""

@@ -1,92 +1,110 @@
-"""Which steps' activations are looked at, and what they said, as the collections want it."""
+"""Which steps' activations are read, and the tables of them that the collections ask for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
-
-from torch import nn
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
 
 from tocsin.emitter.plan.collections import AnyOf, CollectionPlan, Schedule
-from tocsin.emitter.plan.schedule import CaptureSchedule
+from tocsin.emitter.plan.schedule import CaptureSchedule, Due
 from tocsin.emitter.probes.activations.watch import activations
-from tocsin.emitter.process.isolation import Isolation
+from tocsin.emitter.probes.probe import NEVER, Probe
 from tocsin.emitter.statistics.tables import Pending, Table
 from tocsin.schemas.records.collections import Kind, Mode
+
+if TYPE_CHECKING:
+    from tocsin.emitter.model.optimizers import Optimizers, Watched
+    from tocsin.emitter.training.training import Training
 
 ACTIVATIONS: Final[Kind] = "activations"
 
 
-class ActivationProbe:
-    """Has the activations looked at in the steps at which a collection of them is due.
+class ActivationProbe(Probe):
+    """Reads the activations of the steps at which a collection of them is due.
 
-    In another mode than train these are its batches.
+    In the second step it reads all that have an interval: a training of a few steps has sent
+    something, too.
     """
 
-    def __init__(
-        self,
-        schedule: CaptureSchedule,
-        isolation: Isolation,
-        plans: Sequence[CollectionPlan],
-        mode: Mode = "train",
-    ) -> None:
-        """`plans` are the collections that are made of activations."""
-        self._schedule = schedule
-        self._isolation = isolation
-        self._mode: Mode = mode
-        on = tuple(plan for plan in plans if plan.schedule(mode) is not None)
-        self.on: Final = bool(on)
-        """Whether there is any."""
-        # What any of them selects is found once, not anew for each set of them that is due.
-        self._selection = AnyOf(on) if any(not plan.everything for plan in on) else None
-        self._first = tuple(plan for plan in on if _regular(plan.schedule(mode)))
+    name = ACTIVATIONS
+    of = ACTIVATIONS
+
+    def __init__(self, mode: Mode = "train", schedule: CaptureSchedule | None = None) -> None:
+        """In another mode than train, the steps are the batches of that `schedule`."""
+        self._mode: Final[Mode] = mode
+        self._own: Final = schedule
         self._due: tuple[CollectionPlan, ...] = ()
         self._missed: tuple[CollectionPlan, ...] = ()
         self._spent_s = 0.0
 
+    def begin(self, training: Training, optimizers: Optimizers) -> None:
+        """See `Probe`."""
+        self._isolation, self._optimizers = training.isolation, optimizers
+        self._schedule = training.schedule if self._own is None else self._own
+        plans = training.settings.plans_of(ACTIVATIONS)
+        on = tuple(plan for plan in plans if plan.schedule(self._mode) is not None)
+        self.on = bool(on)
+        # What any of them selects is found once, not anew for each set of them that is due.
+        self._selection = AnyOf(on) if any(not plan.everything for plan in on) else None
+        if self._mode == "train":
+            activations.reset()
+            activations.holder = self
+            self._missed = tuple(plan for plan in on if _regular(plan.schedule(self._mode)))
+            self.reads = 1
+
+    def reset(self) -> None:
+        """See `Probe`."""
+        activations.reset()
+
+    def prepare(self, step: int, due: Due) -> None:
+        """See `Probe`."""
+        self.arm((*due.get(ACTIVATIONS, ()), *self._missed))
+        self._missed = ()
+        self.reads = step if activations.armed else NEVER
+
+    def read(self, step: int, watched: Watched, due: Due) -> tuple[str, Pending] | None:
+        """See `Probe`."""
+        self.reads = 0 if self._missed else NEVER
+        return self.drain()
+
+    def arm(self, due: tuple[CollectionPlan, ...]) -> bool:
+        """Have the next forward pass read for these collections; whether it will be."""
+        if not due:
+            return False
+        self._due = tuple(dict.fromkeys(due))
+        return self.arm_again()
+
+    def arm_again(self) -> bool:
+        """An evaluation has had its batches read since: go back to what was armed."""
+        if activations.blind:
+            self._isolation.switch_off(ACTIVATIONS, activations.reason)
+            return False
+        self._spent_s = self._isolation.spent.get(ACTIVATIONS, 0.0)
+        return activations.arm(self._optimizers.root, self._selection, mode=self._mode)
+
+    def postpone(self) -> None:
+        """A batch of an evaluation was read instead: what was armed is due at the next step."""
+        self._missed, self.reads = self._due, 0
+
     def drain(self) -> tuple[str, Pending] | None:
-        """What the step that is over has said, with the collection that it was looked at for."""
+        """The tables of the forward pass that was armed, and the name of their collection."""
         if not activations.armed or activations.mode != self._mode:
             return None
         due, isolation = self._due, self._isolation
-        seen = isolation.run(ACTIVATIONS, activations.drain)
-        each_s = (isolation.spent.get(ACTIVATIONS, 0.0) - self._spent_s) / max(1, len(due))
+        began = perf_counter()
+        found = activations.drain()
+        spent_s = isolation.spent.get(ACTIVATIONS, 0.0) - self._spent_s + perf_counter() - began
         for plan in due:
-            self._schedule.spent(plan.name, each_s)
+            self._schedule.spent(plan.name, spent_s / len(due))
         if activations.blind:
             isolation.switch_off(ACTIVATIONS, activations.reason)
-        if seen is None or not due:
+        if found is None or not due:
             return None
         if self._selection is None:
-            return due[0].name, ChosenActivations(seen, due)
-        return due[0].name, ChosenActivations(seen, due, activations.types, activations.picked)
-
-    def prepare(
-        self, step: int, root: nn.Module | None, also: tuple[CollectionPlan, ...] = ()
-    ) -> bool:
-        """Have that step looked at, if something is due, or `also`; whether it is."""
-        due = self._schedule.due(step).get(ACTIVATIONS, ())
-        # The second step always is: a training of a few steps has said something, too.
-        if step == 1 and self._mode == "train":
-            also = self._first
-        if also or self._missed:
-            due = tuple(dict.fromkeys((*due, *also, *self._missed)))
-            self._missed = ()
-        if not due:
-            return False
-        self._due = due
-        return self.prepare_again(root)
-
-    def prepare_again(self, root: nn.Module | None) -> bool:
-        """Something else was looked at since: go back to what was prepared."""
-        self._spent_s = self._isolation.spent.get(ACTIVATIONS, 0.0)
-        arm, selection = activations.arm, self._selection
-        return self._isolation.run(ACTIVATIONS, arm, root, selection, mode=self._mode) or False
-
-    def postpone(self) -> None:
-        """Something else was looked at instead: what was prepared is due at the next step."""
-        self._missed = self._due
+            return due[0].name, ChosenActivations(found, due)
+        return due[0].name, ChosenActivations(found, due, activations.types, activations.picked)
 
 
 def _regular(schedule: Schedule | None) -> bool:
@@ -97,13 +115,13 @@ def _regular(schedule: Schedule | None) -> bool:
 @dataclass(frozen=True, slots=True, eq=False)
 class ChosenActivations:
     """A `Pending`. `types` is the class of each module by its name, `picked` those that only a
-    collection of the user's own has looked at.
+    collection of the user's own reads.
 
-    Such a collection has the rows of the modules that it selects; what attention,
-    routers, logits and embeddings say comes with the collection of all activations alone.
+    Such a collection has the rows of the modules that it selects; the tables of attention, routers,
+    logits and embeddings come with the collection of all activations alone.
     """
 
-    said: Pending
+    found: Pending
     plans: Sequence[CollectionPlan]
     types: Mapping[str, str] = field(default_factory=dict)
     picked: frozenset[str] = frozenset()
@@ -111,11 +129,11 @@ class ChosenActivations:
     @property
     def ready(self) -> bool:
         """Whether all is on the host; never waits."""
-        return self.said.ready
+        return self.found.ready
 
     def tables(self) -> Iterator[Table]:
         """The tables of each collection."""
-        for table in self.said.tables():
+        for table in self.found.tables():
             for plan in self.plans:
                 if table.collection == ACTIVATIONS:
                     yield self._chosen(table, plan)

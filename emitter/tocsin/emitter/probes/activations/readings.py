@@ -1,4 +1,4 @@
-"""What one step's modules said, on its way to be tables.
+"""The readings of one step's modules, on their way to be tables.
 
 On the CPU a sample becomes its statistics at once. On a GPU the samples of all modules are put
 together, copied once without waiting, and become statistics when they are here.
@@ -38,7 +38,7 @@ class Reading:
     count_columns: tuple[str, ...] = ()
     counts: Sequence[torch.Tensor | float] = ()
     slot: int | None = None
-    """Which place of a compiled graph said it."""
+    """The place of a compiled graph that it is from."""
     statistics: tuple[Doubles, Counts] | None = None
 
     def read(self) -> None:

@@ -2,7 +2,7 @@
 
 A router is a layer that puts out one number for each expert: a Linear beside as many experts, or a
 layer of a type that is called a router or a gate (as `MixtralTopKRouter` is). Of its output the
-logits are read, and which experts are chosen: as it says itself, else the largest logits.
+logits are read, and which experts are chosen: as it returns them, else the largest logits.
 """
 
 from __future__ import annotations

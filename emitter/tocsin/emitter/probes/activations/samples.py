@@ -25,7 +25,7 @@ LEAST_LOOKS: Final = 128
 """Of each unit, so that 1 % is one of them at least; a smaller batch is read whole."""
 
 FEWEST: Final = 32
-"""Below so many looks at a unit nothing is said of it."""
+"""Below so many looks at a unit nothing is reported."""
 
 INACTIVE: Final = 0.01
 """A unit is dead that is active in a smaller share of the looks."""
@@ -137,7 +137,7 @@ def dead_share(output: torch.Tensor, *, channels_first: bool) -> torch.Tensor | 
 
 
 def _looks_at_units(output: torch.Tensor, *, channels_first: bool) -> torch.Tensor | None:
-    """A part of the output as [units, looks]; None: too little to say something."""
+    """A part of the output as [units, looks]; None: too little for a statistic."""
     if output.dim() < 2:
         return None
     if channels_first and output.dim() > 2:

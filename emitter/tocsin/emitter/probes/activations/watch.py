@@ -1,9 +1,9 @@
 """Activations, by type of the module: which sit where in torch, and what a due step's have said.
 
-What sits in torch is `__call__` of the classes of activations (`activation_kinds.TYPES`), not a
-hook of the user's modules: a hook would be pickled and copied with them. The classes of routers and
-of the output layer, and `scaled_dot_product_attention`, are watched at due steps only; once
-torch.compile is used they are for good, so that what it makes graphs of stays the same.
+At due steps, `__call__` of the classes (`module_kinds.TYPES`, routers, the output layer) and
+`scaled_dot_product_attention` are patched in torch. The user's modules get no hook: a hook would be
+pickled and copied with them. Once torch.compile is used the patches stay, so that what it makes
+graphs of does not change.
 
 At a step that is due, and in a module that trains, a sample of the output is looked at. Only the
 forward calls before the first backward count. Functions (`torch.relu`, `F.gelu`) are not seen.
@@ -15,7 +15,7 @@ import re
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Final, ParamSpec
+from typing import Final, ParamSpec, Protocol
 
 import torch
 from torch import nn
@@ -25,7 +25,6 @@ from tocsin.emitter.probes.activations import attention, compiled, output_layers
 from tocsin.emitter.probes.activations.call_patches import Seer, WatchedCalls
 from tocsin.emitter.probes.activations.compiled import slots
 from tocsin.emitter.probes.activations.module_kinds import (
-    TYPES,
     Found,
     Kind,
     Known,
@@ -47,7 +46,7 @@ from tocsin.schemas.records.collections import Mode
 
 MAX_READINGS: Final = 2000
 PATIENCE: Final = 3
-"""Due steps that say nothing before no more are asked for."""
+"""Due steps without a reading before no more are asked for."""
 
 LATE: Final = (
     "the model was compiled before tocsin was there, what its modules put out cannot be seen; call "
@@ -60,6 +59,18 @@ CUDA_GRAPHS: Final = (
 COMPILED: Final = "the model is compiled, and nothing of its modules was seen"
 
 
+class Holder(Protocol):
+    """Who has steps of training looked at. A batch of an evaluation may take the place of one."""
+
+    def arm_again(self) -> bool:
+        """The evaluation gives the place back, in time; whether the step will be looked at."""
+        ...
+
+    def postpone(self) -> None:
+        """The step was made meanwhile."""
+        ...
+
+
 class Activations(Seer):
     """Which modules there are, and whether this step's are looked at."""
 
@@ -69,6 +80,7 @@ class Activations(Seer):
 
     def reset(self) -> None:
         """Another training begins."""
+        self.holder: Holder | None = None
         self.due = False
         self.blind = False
         """Whether there are modules that cannot be seen; nothing is looked at any more."""
@@ -109,7 +121,7 @@ class Activations(Seer):
         """Look at the next step; in another mode than train at forward calls in eval(). Whether it
         will be done.
 
-        A plan with patterns, types or names says which modules are looked at, else their types do.
+        A plan with patterns, types or names selects the modules that are read, else their types do.
         """
         if root is None or self._vain >= PATIENCE or self.blind:
             return False
@@ -277,7 +289,7 @@ class Activations(Seer):
 
 
 def _reading(known: Known, x: torch.Tensor, y: torch.Tensor | None) -> Reading | None:
-    """What is said of one call: `x` is the output (of attention the query), `y` what belongs."""
+    """What one call reports: `x` is the output (of attention the query), `y` what belongs to it."""
     name, module = known.name, known.module()
     if module is None or x.numel() == 0:
         return None
@@ -308,7 +320,9 @@ def _reading(known: Known, x: torch.Tensor, y: torch.Tensor | None) -> Reading |
 
 
 def _tell_apart(readings: list[Reading], found: Found) -> None:
-    """Name what one graph said for several modules: those that differ by a number in the name."""
+    """Name the readings of one graph for several modules: those that differ by a number in the
+    name.
+    """
     by_slot: dict[tuple[str, int], list[Reading]] = {}
     for reading in readings:
         if reading.slot is not None:
@@ -341,8 +355,6 @@ def install(isolation: Isolation) -> None:
     slots.late = compiled.is_late()
     if slots.late:
         return
-    for kind in TYPES:
-        activations.watched.watch(kind)
     compiled.define(
         lambda *args: _when_due(isolation, "activations", activations.see_slot, *args),
         lambda *args: _when_due(isolation, "attention", activations.see_attention_slot, *args),

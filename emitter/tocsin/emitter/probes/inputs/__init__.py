@@ -1,1 +1,1 @@
-"""What the training is fed."""
+"""The inputs of the training."""

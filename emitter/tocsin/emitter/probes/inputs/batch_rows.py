@@ -1,7 +1,7 @@
 """What a data loader gives to a training: rows of the tensors of a batch, by their place in it.
 
 At a step that is due the first batch that is fetched for it is read, on whatever device it is then.
-`0` and `1` are the parts of a pair, `image` is what stands under that key, `1.label` what stands in
+`0` and `1` are the parts of a pair, `image` is what is under that key, `1.label` what is in
 a mapping that is the second of a pair; `batch` is one that is a tensor itself. What comes without a
 data loader is not seen.
 """
@@ -9,18 +9,22 @@ data loader is not seen.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from tocsin.emitter.plan.collections import CollectionPlan
-from tocsin.emitter.plan.schedule import CaptureSchedule
-from tocsin.emitter.process.isolation import Isolation
+from tocsin.emitter.plan.schedule import CaptureSchedule, Due
+from tocsin.emitter.probes.probe import NEVER, Probe
 from tocsin.emitter.statistics.async_copy import is_recording
 from tocsin.emitter.statistics.reductions import dense
 from tocsin.emitter.statistics.tables import Pending
 from tocsin.emitter.statistics.tensor_rows import TensorRows, Wanted
 from tocsin.schemas.records.collections import Kind, Mode
+
+if TYPE_CHECKING:
+    from tocsin.emitter.model.optimizers import Optimizers, Watched
+    from tocsin.emitter.training.training import Training
 
 INPUTS: Final[Kind] = "inputs"
 
@@ -29,39 +33,40 @@ MAX_DEPTH: Final = 4
 MAX_NAME: Final = 200
 
 
-class InputProbe:
-    """Reads the batches of the steps at which a collection of inputs is due.
+class InputProbe(Probe):
+    """Reads the batches of the steps at which a collection of inputs is due."""
 
-    In another mode than train these are its batches.
-    """
+    name = INPUTS
 
-    def __init__(
-        self,
-        schedule: CaptureSchedule,
-        isolation: Isolation,
-        plans: Sequence[CollectionPlan],
-        mode: Mode = "train",
-    ) -> None:
-        """`plans` are the collections that are made of inputs."""
-        self._schedule = schedule
-        self._isolation = isolation
-        self.on: Final = any(plan.schedule(mode) is not None for plan in plans)
-        """Whether there is any."""
+    def __init__(self, mode: Mode = "train", schedule: CaptureSchedule | None = None) -> None:
+        """In another mode than train, the steps are the batches of that `schedule`."""
+        self._mode: Final[Mode] = mode
+        self._own: Final = schedule
         self._rows: tuple[str, Pending] | None = None
 
-    def on_batch(self, batch: object, step: int) -> None:
-        """A data loader has given a batch, which that step will use."""
+    def begin(self, training: Training, optimizers: Optimizers) -> None:
+        """See `Probe`."""
+        plans = training.settings.plans_of(INPUTS)
+        self.on = any(plan.schedule(self._mode) is not None for plan in plans)
+        self._schedule = training.schedule if self._own is None else self._own
+
+    def batch(self, batch: object, step: int) -> None:
+        """See `Probe`."""
         plans = self._schedule.due(step).get(INPUTS, ())
         if not plans or self._rows is not None or is_recording():
             return
         with self._schedule.costs(*(plan.name for plan in plans)):
-            rows = self._isolation.run(INPUTS, read_inputs, batch, plans)
+            rows = read_inputs(batch, plans)
         if rows is not None:
-            self._rows = (plans[0].name, rows)
+            self._rows, self.reads = (plans[0].name, rows), 0
+
+    def read(self, step: int, watched: Watched, due: Due) -> tuple[str, Pending] | None:
+        """See `Probe`."""
+        return self.drain()
 
     def drain(self) -> tuple[str, Pending] | None:
-        """What the batch of the step that is over has said, with its collection."""
-        rows, self._rows = self._rows, None
+        """The rows of the last batch that was read, and the name of its collection."""
+        rows, self._rows, self.reads = self._rows, None, NEVER
         return rows
 
 

@@ -1,4 +1,4 @@
-"""Labels, predictions, tokens and inputs: what a training is fed, and what it makes of it.
+"""Labels, predictions, tokens and inputs: the batches of a training, and what it makes of them.
 
 Either the user names the tensors (`run.data`), or a plain cross-entropy is found without code: a
 call of `torch.nn.functional.cross_entropy` (which `CrossEntropyLoss` makes) with class indices as
@@ -64,7 +64,7 @@ SHARE: Final = 0.005
 """Of the time of an evaluation that looking at its batches may cost."""
 
 IGNORED: Final = -100
-"""The target that a cross-entropy leaves out unless it is told another."""
+"""The target that a cross-entropy leaves out unless it is given another."""
 
 ROWS: Final = 4096
 SCORES: Final = 1 << 17
@@ -167,7 +167,7 @@ class DataProbe(Probe):
         self._paid(began, mode)
 
     def named(self, mode: Mode, data: NamedData) -> None:
-        """The user says which tensors are which. A loss that was found is of no interest then."""
+        """The user names the tensors. A loss that was found is of no interest then."""
         labels, predictions, tokens = data.labels, data.predictions, data.tokens
         if labels is not None or tokens is not None:
             self._named = True

@@ -1,8 +1,8 @@
-"""What kind of data loaders a training takes its batches from, said once of each.
+"""What kind of data loaders a training takes its batches from: one record for each.
 
-The iterator of a loader tells its workers, pinning and batch size when it gives its first batch.
-Whether it feeds the training or an evaluation is known a little later: a backward call follows the
-batch of a training. No loader is kept alive, and nothing is put on one.
+The iterator of a loader shows its workers, pinning and batch size with its first batch. Whether it
+belongs to the training or an evaluation is known a little later: a backward call follows the batch
+of a training. No loader is kept alive, and nothing is put on one.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from tocsin.emitter.training.training import Training
 
 MAX_LOADERS: Final = 32
-"""Different ones that are told of one training, for each mode: a loop may make a new one for each
-evaluation. As many are remembered, those that were used last."""
+"""Different ones that are reported of one training, for each mode: a loop may make a new one for
+each evaluation. As many are remembered, those that were used last."""
 
 Key = tuple[int, object]
 
@@ -63,7 +63,7 @@ class Loaders(Probe):
         self.wakes = NEVER
 
     def reset(self) -> None:
-        """Another training begins. What it has taken before its first step is told of it, too."""
+        """Another training begins. Loaders that it used before its first step are reported, too."""
         for facts in self._facts.values():
             facts.told = False
             facts.mode, facts.silent = None, 0
@@ -105,7 +105,7 @@ class Loaders(Probe):
         return self._last is not None and self._last.mode == "train"
 
     def stepped(self, training: Training, step: int) -> None:
-        """Say what is known and was not said yet."""
+        """Report what is known and was not reported yet."""
         self.close(training)
 
     def close(self, training: Training) -> None:

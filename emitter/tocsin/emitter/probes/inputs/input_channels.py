@@ -20,7 +20,7 @@ from tocsin.emitter.statistics.tables import Table
 
 VALUES: Final = 16_384
 MAX_CHANNELS: Final = 1024
-"""Of more features no channel is told apart from the others."""
+"""Of more features no channel is distinguished from the others."""
 
 Doubles = npt.NDArray[np.float64]
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from tocsin.emitter.model.gradient_thread import gradient_thread
 from tocsin.emitter.probes.probe import Probe
 from tocsin.emitter.probes.program_checks import (
     frozen_weights,
@@ -44,10 +45,10 @@ CALLS_AT: Final = (1, 2, 3, 4, 5, 6)
 
 SCHEDULES_AT: Final = (20, 35, 50, 75, 100, 150, 200, 300, 400, 500, 700, 1000)
 RENEWALS: Final = 3
-"""Steps in a row by another optimizer each time, after which it is said."""
+"""Steps in a row by another optimizer each time, after which it is reported."""
 
 FIRST_INPUTS: Final = 3
-"""Steps whose first layer's inputs are told."""
+"""Steps whose first layer's inputs are reported."""
 
 GRADIENTS, FROZEN, GRAPHS, LOSSES, MODES, SCHEDULES, CALLS = (
     "gradient flow",
@@ -125,7 +126,7 @@ class SourceChecks(Probe):
                 self._isolation.run(MODES, self.modes.backward)
             if step >= self._graphs.next_mark:
                 self._isolation.run(GRAPHS, self._graphs.backward, tensors, step)
-        if not self._uncleared.is_usual(step):
+        if not (gradient_thread.several or self._uncleared.is_usual(step)):
             self._isolation.run(GRADIENTS, self._uncleared.backward, step)
 
     def loss(self, name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
@@ -154,7 +155,7 @@ class SourceChecks(Probe):
         self._epoch_news = True
         self.wakes = 0
 
-    # -- what capture tells ----------------------------------------------------------------------
+    # -- what capture calls ----------------------------------------------------------------------
 
     def other_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer that does not count the steps has made one."""
@@ -184,7 +185,7 @@ class SourceChecks(Probe):
         self.wakes = self._wakes(step)
 
     def close(self, training: Training) -> None:
-        """The training is over: say what is left."""
+        """The training is over: send what is left."""
         optimizers = self._optimizers
         optimizer = None if optimizers is None else optimizers.primary.optimizer()
         step = training.last_step
@@ -215,7 +216,7 @@ class SourceChecks(Probe):
         optimizer: torch.optim.Optimizer,
         step: int,
     ) -> None:
-        parameters = optimizers.of(optimizer).parameters
+        parameters = optimizers.watched(optimizer).parameters
         self._uncleared.over()
         self._uncleared.choose(parameters)
         uncleared = self._uncleared.news()
@@ -237,12 +238,12 @@ class SourceChecks(Probe):
 
     def _frozen_weights(self, training: Training, optimizers: Optimizers, step: int) -> None:
         calls = self._seen if self._stepping == step else None
-        table = self._frozen.look(optimizers, calls, step)
+        table = self._frozen.inspect(optimizers, calls, step)
         if table is not None:
             self._send(training, table, step)
 
     def _kept_graphs(self, training: Training, step: int) -> None:
-        kept = self._graphs.look(step)
+        kept = self._graphs.count(step)
         if kept is not None:
             training.row(("graphs_kept",), (kept,), step=step)
 
@@ -264,7 +265,7 @@ class SourceChecks(Probe):
     def _look(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         if self._optimizers is not None:
             calls = self._seen if self._stepping == step else None
-            self._missing.look(step, self._optimizers.of(optimizer).parameters, calls)
+            self._missing.inspect(step, self._optimizers.watched(optimizer).parameters, calls)
 
     def _called(self, step: int) -> None:
         """The forward pass of a step that was watched is over."""

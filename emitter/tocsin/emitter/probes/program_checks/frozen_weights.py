@@ -1,7 +1,7 @@
 """Frozen weights that still have the values of their initialisation, below layers that train.
 
 Most often those of a backbone whose pretrained weights were never loaded. The forward pass of one
-of the steps 2 to 6 tells which modules are called in front of the first that trains. Samples of
+of the steps 2 to 6 shows which modules are called in front of the first that trains. Samples of
 their weights are compared with the distributions that torch and its libraries initialise with:
 
 - uniform: nothing lies beyond a bound that follows from the shape, and the largest value lies
@@ -53,7 +53,7 @@ LEAST: Final = 3
 MAX_TENSORS: Final = 64
 MAX_VALUES: Final = 32_768
 _FEWEST: Final = 64
-"""Values below which a weight says nothing."""
+"""Values below which a weight is no evidence."""
 
 COLUMNS: Final = ("std", "absmax", "kurtosis", "bound")
 COUNT_COLUMNS: Final = ("numel", "normal", "matrices", "frozen")
@@ -92,7 +92,7 @@ class FrozenWeights:
         self.over = False
         self._found: _Found | None = None
 
-    def look(self, optimizers: Optimizers, calls: Calls | None, step: int) -> Table | None:
+    def inspect(self, optimizers: Optimizers, calls: Calls | None, step: int) -> Table | None:
         """To be called behind each step until it is `over`; a table of those that are untrained,
         once that is known.
         """

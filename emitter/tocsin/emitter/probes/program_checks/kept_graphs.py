@@ -73,7 +73,7 @@ class KeptGraphs:
             node = following[0][0] if following else None
         self._marks.append((step, weakref.ref(mark)))
 
-    def look(self, step: int) -> float | None:
+    def count(self, step: int) -> float | None:
         """How many of the marks are left, but for the newest; None: none, as before."""
         late = LOOK_LATE_EVERY - step % LOOK_LATE_EVERY
         self.next_look = step + (LOOK_EVERY if step < LATE else late)

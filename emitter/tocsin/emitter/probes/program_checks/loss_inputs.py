@@ -110,7 +110,7 @@ class LossInputs:
             self._waiting.append(_Look(name, scores, target, of_tokens))
 
     def stepped(self, training: Training, step: int) -> None:
-        """A step is over: send what has arrived, and say what is looked at next."""
+        """A step is over: send what has arrived, and set what is read next."""
         for look in self._waiting:
             if look.step is None:
                 look.step = step
@@ -171,7 +171,7 @@ class _Look:
         return not isinstance(self._packed, HostCopy) or self._packed.ready()
 
     def said(self, training: Training) -> LossInputsSeen:
-        """As it is told; once it is ready."""
+        """As it is reported; once it is ready."""
         held = self._packed
         numbers = held.values() if isinstance(held, HostCopy) else held.double().numpy()
         left = [float(number) for number in numbers]

@@ -36,7 +36,7 @@ MORE: Final = 50
 """Looks of a training beside those, since a parameter was found to have no gradient."""
 
 ENOUGH: Final = 5
-"""Looks in a row without a gradient after which it is said."""
+"""Looks in a row without a gradient after which it is reported."""
 
 COLUMNS: Final = (
     *("numel", "steps", "called", "silent_calls", "watched", "longest", "had", "place"),
@@ -87,7 +87,7 @@ class MissingGradients:
         """How many have had none for long enough."""
         return sum(absent.steps >= ENOUGH for absent in self._absent.values())
 
-    def look(
+    def inspect(
         self, step: int, parameters: Sequence[tuple[str, torch.Tensor]], calls: Calls | None
     ) -> None:
         """Look at the parameters of an optimizer that has just made a step."""
@@ -112,7 +112,7 @@ class MissingGradients:
             absent.steps += 1
             owner = None if calls is None else calls.owner(parameter)
             if calls is not None and owner is not None:
-                seen, apart = calls.of(owner), owner not in reached
+                seen, apart = calls.seen_of(owner), owner not in reached
                 absent.watched += 1
                 absent.called += apart and seen.trained > 0
                 absent.silent += apart and seen.silent > 0 and not seen.trained

@@ -51,11 +51,11 @@ class Calls:
     def owner(self, parameter: torch.Tensor) -> int | None:
         """The module without children that this parameter belongs to; None: to none that is known.
 
-        That one with children was called says nothing of a parameter of its own.
+        That one with children was called does not prove that its own parameter was used.
         """
         return self._owners.get(id(parameter))
 
-    def of(self, owner: int) -> Seen:
+    def seen_of(self, owner: int) -> Seen:
         """The number of calls of a module."""
         return self.by_module.get(owner, Seen())
 

@@ -23,7 +23,7 @@ ROWS: Final = 8
 PLACES: Final = 2048
 MAX_IDS: Final = 6
 MAX_ATTENTIONS: Final = 128
-"""Attentions of a step that are noted; of one with more nothing is said."""
+"""Attentions of a step that are noted; of one with more nothing is reported."""
 
 LEAST_PLACES: Final = 4
 LEAST_COMPARED: Final = 32
@@ -53,7 +53,7 @@ class TokenTargets:
 @dataclass(slots=True)
 class _Attentions:
     seen: list[tuple[Seen, bool]] = field(default_factory=list)
-    """Beside each whether a softmax says so."""
+    """Each with whether a softmax proves it."""
 
     unknown: bool = False
 
@@ -208,8 +208,8 @@ class PendingTargets:
         return not isinstance(self._packed, HostCopy) or self._packed.ready()
 
     def result(self) -> TokenTargets | None:
-        """That with the ids which say most: those whose next ones are the targets, else those that
-        are the targets. None: there was too little to compare. Once it is ready.
+        """That with the ids which prove most: those whose next ones are the targets, else those
+        that are the targets. None: there was too little to compare. Once it is ready.
         """
         held = self._packed
         numbers = held.values() if isinstance(held, HostCopy) else held.double().numpy()
@@ -224,7 +224,7 @@ class PendingTargets:
 
 
 def _next_places(square: torch.Tensor, places: int) -> torch.Tensor | None:
-    """What […, places or 1, places] says of each place and the one behind it."""
+    """What […, places or 1, places] shows of each place and the one behind it."""
     if square.dim() == 4:
         square = square[:, 0]
     elif square.dim() == 2:

@@ -5,7 +5,7 @@ A training is looked at when the first backward call of a step begins: whether t
 `eval()` costs a look at an attribute, and its layers are gone through when that has changed. An
 evaluation is known by a loss that is computed without gradients, or by batches of a data loader
 that no backward call follows; whether such layers are then called in train mode is seen by
-watching their classes from there on, so that its second batch tells.
+watching their classes from there on, from its second batch.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
 from tocsin.emitter.statistics.readable import readable
 
 ENOUGH: Final = 2
-"""Steps in a row after which it is said."""
+"""Steps in a row after which it is reported."""
 
 _VALUES: Final = 16
 _MAX_COPIES: Final = 64
@@ -94,7 +94,7 @@ class Uncleared:
         elif grad.is_cpu:
             self._left = _some(grad)
         elif not self.due or len(self._copies) >= _MAX_COPIES or is_recording():
-            # Not to be known without waiting: this step says nothing.
+            # Not to be known without waiting: this step does not count.
             self._open = False
         else:
             with torch.no_grad():
@@ -120,7 +120,7 @@ class Uncleared:
             self.streak = self.streak + 1 if left else 0
 
     def news(self) -> float | None:
-        """For how many steps in a row gradients were not cleared, when that is to be said: first
+        """For how many steps in a row gradients were not cleared, if that is to be reported: first
         that they are, or once it is certain, and after twice as many steps each time.
         """
         told, streak = self._told, self.streak

@@ -4,6 +4,7 @@ A parameter whose gradient the backward pass has changed, and which is in no opt
 known. That is looked at in steps 2 to 3 and 5 to 6: at the first of two it is remembered which
 gradients there are, at the second known which of them have changed, and are not those of a training
 before. With several ranks it is not: the other parts of the model may have optimizers elsewhere.
+Nor is it where other threads train, too: what has gradients there may be theirs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 from tocsin.emitter.model import discovery
+from tocsin.emitter.model.gradient_thread import gradient_thread
 from tocsin.emitter.model.mesh_names import is_distributed
 from tocsin.emitter.probes.probe import NEVER, Probe
 from tocsin.emitter.statistics.tables import Table
@@ -45,15 +47,18 @@ class UntrackedGradients(Probe):
 
     def stepped(self, training: Training, step: int) -> None:
         """Remember the gradients that there are, or compare them with those of the step before."""
+        with gradient_thread.lock:
+            table = None if gradient_thread.several else self._look(step)
+        if table is not None:
+            training.frame(table.frame(training.speaker, step, every=1, at_us=unix_us()))
+        looks = (look for at in AT for look in (at, at + 1) if look > step)
+        self.wakes = next(looks, NEVER)
+
+    def _look(self, step: int) -> Table | None:
         if step in AT:
             found, _ = _untracked(self._optimizers)
             self._before = {key: _state_of(parameter) for key, parameter in found.items()}
-        elif step - 1 in AT:
-            table = self._changed()
-            if table is not None:
-                training.frame(table.frame(training.speaker, step, every=1, at_us=unix_us()))
-        looks = (look for at in AT for look in (at, at + 1) if look > step)
-        self.wakes = next(looks, NEVER)
+        return self._changed() if step - 1 in AT else None
 
     def _changed(self) -> Table | None:
         """Those that have changed since; None: there are none."""

@@ -1,0 +1,302 @@
+"""One rank of one training, listening for a stop: it verifies commands, and leaves its loop.
+
+A daemon thread sleeps on the rank's socket. Each rank verifies a command for itself; it does not
+trust the launcher that hands it over. `tocsin.emitter.stop.exit_points` is where the training's
+thread asks it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple, NoReturn
+
+from tocsin.emitter.process.identity import Who, who_speaks
+from tocsin.emitter.stop import before_update, datagrams, saving
+from tocsin.emitter.stop.departure import Departure, Edge, Emit, Flush
+from tocsin.emitter.stop.exception import StopTraining, taken_over
+from tocsin.emitter.stop.rank_agreement import Agreement
+from tocsin.emitter.stop.rank_socket import RankSocket
+from tocsin.emitter.stop.verification import (
+    NO_STOP,
+    STOP,
+    Facts,
+    Memory,
+    SignedCommand,
+    decide,
+    read_keys,
+    trusted_paths,
+)
+from tocsin.schemas.monotonic_clock import unix_ms
+from tocsin.schemas.records.events import clip
+from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.runs import CaptureDegraded
+from tocsin.schemas.records.stops.commands import StopAcknowledged, StopRefused, StopRequested
+
+logger = logging.getLogger(__name__)
+
+TOLD_S: Final = 0.5
+"""How long a rank that leaves with the others waits for its own copy of the command, seconds."""
+
+EVALUATION_S: Final = 5.0
+"""Evaluation batches are not edges of all ranks: one leaves there only this long after it heard."""
+
+TAKEN_S: Final = 5.0
+"""How long a framework that has taken a stop over may go on without ending its loop, seconds."""
+
+UNTOLD_GRACE_S: Final = 5.0
+"""How long a rank without its copy of the command waits for a write that goes on, seconds."""
+
+COMMAND_S: Final = 5.0
+"""How long a rank that has left before an update stays for the command that confirms it, seconds.
+"""
+
+Look = Callable[[int, str], object]
+"""Capture more for so many steps, and why. Called on the listening thread; must not wait."""
+
+
+class _Taken(NamedTuple):
+    stop: StopTraining
+    command: StopRequested | None
+    edge: Edge
+    step: int
+    at: float
+    choice: saving.Choice | None
+    writes: int
+
+
+class Rank:
+    """One rank of one training, listening."""
+
+    def __init__(
+        self,
+        speaker: Speaker,
+        emit: Emit,
+        *,
+        flush: Flush | None = None,
+        local_rank: int = 0,
+        restart_count: int = 0,
+        training: int = 0,
+        agreed: Agreement | None = None,
+        look_closer: Look | None = None,
+        finite: Callable[[], bool] | None = None,
+        now_ms: Callable[[], int] = unix_ms,
+    ) -> None:
+        self.speaker: Final = speaker
+        self.step = -1
+        self.refused: Final[Counter[str]] = Counter()
+        self.awake = agreed is not None
+        self._emit = emit
+        self._agreed = agreed
+        self._look_closer = look_closer
+        self._now_ms = now_ms
+        self._memory = Memory()
+        self._heard: StopRequested | None = None
+        self._heard_at = 0.0
+        self._told = threading.Event()
+        self._saving = False
+        self._taken: _Taken | None = None
+        self._closed = False
+        self._socket = RankSocket(speaker, self._take)
+        self._departure = Departure(speaker, emit, self._socket, flush=flush, finite=finite)
+        self._question = before_update.Question(self._socket)
+        self._early = before_update.Decision(self._question, speaker.world_size)
+        self._socket.listen(local_rank, restart_count, training)
+
+    @property
+    def socket(self) -> Path | None:
+        """Where this rank listens; None if it could not."""
+        return self._socket.path
+
+    def at_edge(self, edge: Edge, step: int) -> None:
+        """Leave here if it is time. Raises StopTraining."""
+        if self._saving:
+            return
+        taken = self._taken
+        if taken is not None:
+            if step > taken.step or time.monotonic() - taken.at > TAKEN_S:
+                self.leave()
+            return
+        command = self._heard
+        if self._agreed is not None and edge != "evaluation":
+            leave = self._agreed.at_edge(command is not None)
+            if self._agreed.broken is not None:
+                self._end_agreement(self._agreed.broken, step)
+            elif self._agreed.closed:
+                # The script has destroyed its process group: it steps alone from here on.
+                self._agreed = None
+                self.awake = command is not None
+            elif leave:
+                # Another rank heard; the datagram to this one may be on its way still, or lost.
+                self._told.wait(TOLD_S)
+                self._leave(self._heard, edge, step)
+        if command is None:
+            return
+        waiting = self._agreed is not None and (
+            edge != "evaluation" or time.monotonic() - self._heard_at < EVALUATION_S
+        )
+        if not waiting:
+            self._leave(command, edge, step)
+
+    def alert(self) -> None:
+        """Something went wrong: have the ranks ready to leave together; never waits."""
+        if self._agreed is not None:
+            self._agreed.alert()
+
+    def leave(self) -> None:
+        """The loop has ended for a stop that was taken over, or should have. Raises StopTraining
+        then; otherwise nothing happens.
+        """
+        taken = self._taken
+        if taken is not None:
+            choice = taken.choice or saving.of_framework(taken.writes)
+            self._departure.report(taken.stop, taken.command, taken.edge, taken.step, choice)
+            raise taken.stop
+
+    def hear(self, signed: SignedCommand) -> None:
+        """Judge a command; from the listening thread."""
+        speaker = self.speaker
+        facts = Facts(
+            speaker.run_id,
+            speaker.incarnation,
+            read_keys(trusted_paths(os.environ)),
+            stops_off=NO_STOP if os.environ.get(STOP) == "off" else "",
+        )
+        verdict = decide(signed, facts, self._memory, self._now_ms())
+        if verdict.why is not None:
+            self.refused[verdict.why] += 1
+            if self.refused[verdict.why] == 1 and verdict.command_id:
+                self._emit(
+                    StopRefused(
+                        **self._who(), command_id=verdict.command_id, why=verdict.why,
+                        reason=clip(verdict.text, 500),
+                    )
+                )  # fmt: skip
+            return
+        command = verdict.command
+        if command is None:
+            return
+        self._memory.note(signed, command)
+        if verdict.reason != "obey":
+            return
+        self._memory.obey(command)
+        self._heard_at = time.monotonic()
+        self._heard = command
+        self._told.set()
+        self.awake = True
+        self._emit(
+            StopAcknowledged(
+                **self._who(), command_id=command.command_id, issue_id=command.issue_id,
+                step=self.step if self.step >= 0 else None,
+            )
+        )  # fmt: skip
+        # At once, if it has left already before the update that this command is about.
+        self._departure.confirm(command)
+
+    def await_command(self) -> None:
+        """Where this rank has left before an update: wait for the command, within `COMMAND_S`."""
+        self._departure.await_confirmation(COMMAND_S)
+
+    @property
+    def updates_unguarded(self) -> bool:
+        """Whether this rank takes no part in leaving before updates any more."""
+        return self._early.off is not None or self._departure.over
+
+    def leaves_before_update(self, bad: bool, step: int, *, alike: bool) -> bool:
+        """Whether this rank leaves before the update of `step`: `bad` are its gradients, and those
+        of all ranks where they are `alike`. May wait for the listener of the node and other ranks.
+        """
+        if self._departure.over or self._saving or self._taken is not None:
+            return False
+        was_off = self._early.off
+        leaves = self._early.decide(bad, step, self._agreed, alike=alike)
+        if (why := self._early.off) is not None and why != was_off:
+            self._degraded(before_update.PROBE, why, step)
+        return leaves
+
+    def leave_before_update(
+        self, reason: str, step: int, policy: before_update.CheckpointPolicy
+    ) -> NoReturn:
+        """Raise StopTraining: the step after `step`, the last completed one (-1: none), is not
+        made. Waits for a checkpoint that is being written, or is to be.
+        """
+        saving.writes.wait(UNTOLD_GRACE_S)
+        choice = self._departure.choose(
+            policy,
+            None if self._agreed is None else self._agreed.vote,
+            partial(saving.kept_until_told, policy),
+        )
+        stop = StopTraining(reason, step=step if step >= 0 else None, save=choice is None)
+        self._departure.report_early(stop, step, choice or self._save())
+        raise stop
+
+    def close(self) -> None:
+        """Stop listening, and say that this training is over."""
+        if self._closed:
+            return
+        self._closed = True
+        self.awake = False
+        if self._agreed is not None:
+            self._agreed.close()
+        self._socket.close(self.step)
+
+    def _who(self) -> Who:
+        return who_speaks(self.speaker)
+
+    def _take(self, message: datagrams.Message) -> None:
+        if message["kind"] == "stop":
+            signed = SignedCommand.from_message(message)
+            if signed is not None:
+                self.hear(signed)
+        elif message["kind"] == before_update.MAY_LEAVE:
+            self._question.answered(message)
+        elif message["kind"] == "look_closer" and self._look_closer is not None:
+            self._look_closer(datagrams.number(message, "steps"), datagrams.text(message, "reason"))
+
+    def _end_agreement(self, why: str, step: int) -> None:
+        self._agreed = None
+        self.awake = self._heard is not None
+        self._degraded("stop_agreement", f"each rank leaves at its own edge: {why}", step)
+
+    def _degraded(self, probe: str, reason: str, step: int) -> None:
+        logger.warning("stop: %s", reason)
+        self._emit(
+            CaptureDegraded(**self._who(), probe=probe, reason=clip(reason, 500), step=max(step, 0))
+        )
+
+    def _leave(self, command: StopRequested | None, edge: Edge, step: int) -> None:
+        reason = "another rank received a stop" if command is None else command.reason
+        issue_id = None if command is None else command.issue_id
+        if self._departure.over:
+            # Somebody has caught it, and goes on.
+            raise StopTraining(reason, step=step, issue_id=issue_id)
+        # A write on another thread would be cut off.
+        saving.writes.wait(UNTOLD_GRACE_S if command is None else command.grace_s)
+        choice = self._departure.choose(
+            None if command is None else command.checkpoint,
+            None if self._agreed is None else self._agreed.most,
+            partial(saving.kept, command),
+        )
+        stop = StopTraining(reason, step=step, issue_id=issue_id, save=choice is None)
+        # Both of these are inside a step of the loop; the others may be far from its end.
+        if edge in ("optimizer_step", "scaler_update") and taken_over(stop):
+            ended = saving.writes.ended
+            self._taken = _Taken(stop, command, edge, step, time.monotonic(), choice, ended)
+            self.awake = True
+            return
+        self._departure.report(stop, command, edge, step, choice or self._save())
+        raise stop
+
+    def _save(self) -> saving.Choice:
+        # What saves may run through batches: they are no edges now.
+        self._saving = True
+        try:
+            return saving.save()
+        finally:
+            self._saving = False
