@@ -17,10 +17,13 @@ import typer
 
 from tocsin.bus.port import BusError
 from tocsin.console.commands import (
+    agents,
     bus,
     catalog,
+    compare,
     configuration,
     convert,
+    data,
     demo,
     drill,
     feedback,
@@ -28,8 +31,10 @@ from tocsin.console.commands import (
     keys,
     node,
     rehearsal,
+    report,
     run,
     runs,
+    serve,
     silence,
     stops,
     workers,
@@ -37,6 +42,7 @@ from tocsin.console.commands import (
 from tocsin.console.services.log import print_error
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.exit_codes import WRONG_USAGE
+from tocsin.store.errors import StoreError
 
 # Each command imports what it needs when it is called: `tocsin run` must not wait for what only
 # `tocsin demo` uses.
@@ -72,8 +78,8 @@ def _options(
 
 
 for _group in (
-    bus, run, demo, drill, workers, heartbeat, runs, stops, feedback, silence, keys, node, catalog,
-    convert, configuration, rehearsal,
+    bus, run, demo, drill, workers, heartbeat, runs, serve, report, compare, stops, data, agents,
+    feedback, silence, keys, node, catalog, convert, configuration, rehearsal,
 ):  # fmt: skip
     # `--help` lists them in this order.
     _group.register(app)
@@ -83,7 +89,7 @@ def main() -> None:
     """The console script. Errors of the user are sentences, not tracebacks."""
     try:
         app(prog_name="tocsin")
-    except (ConfigurationError, BusError) as error:
+    except (ConfigurationError, BusError, StoreError) as error:
         print_error(error)
         raise SystemExit(WRONG_USAGE) from None
 

@@ -1,4 +1,4 @@
-"""What a command was told, by flags, environment and file: read once, at its start."""
+"""What flags, environment and file give to a command: read once, at its start."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
@@ -27,6 +28,9 @@ from tocsin.schemas.configuration.settings import Settings, resolve_secrets, res
 from tocsin.schemas.configuration.sources import CONFIG_VARIABLE, Sources, read_files
 from tocsin.schemas.topics import Topics
 
+if TYPE_CHECKING:
+    from tocsin.store.catalog import Store
+
 
 @dataclass(frozen=True, slots=True)
 class CommandContext:
@@ -36,7 +40,7 @@ class CommandContext:
     settings: Settings
     secrets: Mapping[str, SecretStr]
     read_again: Callable[[], CommandContext] = field(compare=False, repr=False)
-    """Reads what the command was told once more; raises as `read_context` does."""
+    """Reads flags, environment and file once more; raises as `read_context` does."""
 
     @property
     def config(self) -> Config:
@@ -65,6 +69,20 @@ class CommandContext:
         configured = self.config.stop.trusted_keys or ()
         return trusted_paths(environ, tuple(map(self.loaded.locate, configured)))
 
+    def open_store(self) -> Store:
+        """The store; whether runs are to be archived there is `settings.store.enabled`.
+
+        Raises:
+            UnusableStore: its URL is wrong. MissingExtra: a bucket without the extra `store`.
+        """
+        from tocsin.store.configured import configured_store
+
+        folder = self.loaded.folder if self.settings.store_origin == "file" else Path.cwd()
+        bus = self.open_bus(create=False)
+        return configured_store(
+            self.settings.store, folder=folder, bus_file=getattr(bus, "path", None)
+        )
+
     def open_bus(self, *, create: bool = True) -> Bus:
         """The bus, still to be entered. Raises UnusableBus, MissingExtra."""
         explicit = self.settings.bus_origin != "default"
@@ -80,6 +98,7 @@ def read_context(
     bus: str | None,
     *,
     labels: Sequence[str] = (),
+    store: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> CommandContext:
     """Read and check the configuration, with all services' own checks.
@@ -90,28 +109,30 @@ def read_context(
     """
     env = os.environ if environ is None else environ
     loaded = read_configuration(config, environ=env)
-    settings = resolve_settings(loaded.config, env, bus=bus, labels=labels)
+    settings = resolve_settings(loaded.config, env, bus=bus, labels=labels, store=store)
     secrets = resolve_secrets(loaded.config, env, folder=loaded.folder)
-    again = partial(read_context, config, bus, labels=labels, environ=environ)
+    again = partial(read_context, config, bus, labels=labels, store=store, environ=environ)
     return CommandContext(loaded, settings, secrets, again)
 
 
-def read_viewing_context(config: Path | None, bus: str | None) -> CommandContext:
+def read_viewing_context(
+    config: Path | None, bus: str | None, store: str | None = None
+) -> CommandContext:
     """What a command needs that only shows what is on the bus.
 
-    Where nobody named the file, its problems do not keep anybody from looking: the defaults count
-    then, and a line on stderr says so.
+    Problems of a file that nobody named do not keep anybody from looking: the defaults count then,
+    and a line on stderr reports that.
 
     Raises:
         ConfigProblems: the file that was named has problems.
         ConfigurationError: a flag, a variable or a secret is wrong.
     """
     try:
-        return read_context(config, bus)
+        return read_context(config, bus, store=store)
     except ConfigProblems as error:
         if config is not None or os.environ.get(CONFIG_VARIABLE):
             raise
-        settings = resolve_settings(Config(), os.environ, bus=bus)
+        settings = resolve_settings(Config(), os.environ, bus=bus, store=store)
         count = len(error.problems)
         print(
             f"tocsin: the configuration here has {count} problem{'s' if count > 1 else ''} "
@@ -119,7 +140,9 @@ def read_viewing_context(config: Path | None, bus: str | None) -> CommandContext
             file=sys.stderr,
         )
     loaded = LoadedConfig(Config(), None, Path.cwd())
-    return CommandContext(loaded, settings, {}, partial(read_viewing_context, config, bus))
+    return CommandContext(
+        loaded, settings, {}, partial(read_viewing_context, config, bus, store=store)
+    )
 
 
 def read_configuration(
@@ -158,7 +181,7 @@ def check_custom_rules(context: CommandContext) -> None:
     if loaded.problems:
         texts = read_files(path)
         registry = section_registry(lambda _: loaded.problems)
-        _, problems = check_sources(Sources.of(texts), registry)
+        _, problems = check_sources(Sources.from_texts(texts), registry)
         raise ConfigProblems(problems, texts)
 
 
@@ -178,6 +201,7 @@ def section_registry(
     )
     from tocsin.actions.receivers.registry import ReceiverKinds
     from tocsin.actions.targets.registry import TargetKinds
+    from tocsin.store.config import store_problems
     from tocsin.stream_rules.engine.configured_rules import rule_problems
 
     receivers, targets = ReceiverKinds(), TargetKinds()
@@ -186,5 +210,6 @@ def section_registry(
     registry.register("targets", target_problems(targets))
     registry.register("time_windows", window_problems)
     registry.register("defaults", repeat_problems)
+    registry.register("store", store_problems)
     registry.register("rules", rule_problems(load=load))
     return registry

@@ -41,7 +41,7 @@ async def publish_signed(
         BusError: the bus does not answer.
     """
     key = own_key(keys_folder(environ))
-    event = Event.of(data, id=event_id or new_id(), source="/people", time_ms=now_ms)
+    event = Event.wrap(data, id=event_id or new_id(), source="/people", time_ms=now_ms)
     name_bytes, value = name.encode(), event.encode()
     headers = meta_of(event).headers() + signature_headers(key.sign(name_bytes, value))
     records = [

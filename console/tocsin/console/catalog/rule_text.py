@@ -86,7 +86,7 @@ def _together(inputs: Iterable[Input]) -> Iterator[str]:
 
 
 def _mode(one: Input) -> str:
-    """In which mode, where that has to be said."""
+    """In which mode, where that must be named."""
     if one.mode is None:
         return " in any mode" if one.kind in ("scalar", "tensors") else ""
     return f" of {one.mode}" if one.kind == "scalar" or one.mode != "train" else ""

@@ -1,4 +1,4 @@
-"""`tocsin catalog list` and `tocsin catalog show`: the rules that there are, and one of them."""
+"""`tocsin catalog list` and `tocsin catalog show`: the built-in rules, and one of them."""
 
 from __future__ import annotations
 
@@ -115,10 +115,16 @@ def list_notes(catalogue: Catalogue, family: str | None = None) -> str:
     return "\n".join(notes)
 
 
-def list_json(catalogue: Catalogue, family: str | None = None) -> str:
-    """The list of rules for programs: one JSON object with `version` and `rules`."""
+def list_facts(catalogue: Catalogue, family: str | None = None) -> dict[str, object]:
+    """The list of rules as JSON values: `version` and `rules`. Raises as `chosen` does."""
     rules = [rule_facts(rule) for _, members in chosen(catalogue, family) for rule in members]
-    return _json({"version": 1, "rules": rules})
+    found: dict[str, object] = json.loads(_json({"version": 1, "rules": rules}))
+    return found
+
+
+def list_json(catalogue: Catalogue, family: str | None = None) -> str:
+    """The same as text."""
+    return _json(list_facts(catalogue, family))
 
 
 def show_json(rule: type[AnyRule]) -> str:

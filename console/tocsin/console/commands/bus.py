@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tocsin.console.commands.options import BusOption, ConfigOption, JsonOption
+from tocsin.console.commands import fleet
+from tocsin.console.commands.options import BusOption, ConfigOption, JsonOption, SinceOption
 from tocsin.schemas.monotonic_clock import unix_ms
 
 if TYPE_CHECKING:
@@ -29,21 +30,85 @@ def register(app: typer.Typer) -> None:
     dlq.command("show", epilog=f"{example} dlq show 1a2b3c4d")(dlq_show)
     group.add_typer(dlq, name="dlq")
     group.command("redrive", epilog=f"{example} redrive --all --receiver vision-chat")(bus_redrive)
+    fleet.register(group)
     app.add_typer(group, name="bus")
 
 
 def bus_init(
-    config: ConfigOption = None, bus: BusOption = None, json_output: JsonOption = False
+    replication: Annotated[
+        int | None,
+        typer.Option(
+            "--replication",
+            metavar="N",
+            help="Copies of each record on Kafka [default: 3, or as many as there are brokers].",
+            show_default=False,
+        ),
+    ] = None,
+    apply: Annotated[
+        bool,
+        typer.Option("--apply", help="Change settings of existing topics to what tocsin expects."),
+    ] = False,
+    config: ConfigOption = None,
+    bus: BusOption = None,
+    json_output: JsonOption = False,
 ) -> None:
-    """Create missing topics. Existing topics are never changed."""
-    _topics(config, bus, json_output, create=True)
+    """Create missing topics, and show where others differ.
+
+    Topics that exist are not changed without --apply; their partitions and copies not even then.
+    """
+    from rich.console import Console
+
+    from tocsin.console.context import read_context
+    from tocsin.console.fleet.topic_setup import set_up
+    from tocsin.console.views.topics import print_topics, topics_json
+
+    context = read_context(config, bus)
+    url, states, changed = asyncio.run(set_up(context, replication=replication, apply=apply))
+    if json_output:
+        typer.echo(topics_json(url, states, changed))
+        return
+    print_topics(url, states, Console())
+    for line in changed:
+        typer.echo(f"changed: {line}")
+    if not apply and any(state.differs for state in states):
+        typer.echo("to change these settings: tocsin bus init --apply")
 
 
 def bus_show(
-    config: ConfigOption = None, bus: BusOption = None, json_output: JsonOption = False
+    config: ConfigOption = None,
+    bus: BusOption = None,
+    since: SinceOption = None,
+    json_output: JsonOption = False,
 ) -> None:
-    """Show the topics, and where they differ from what tocsin expects."""
-    _topics(config, bus, json_output, create=False)
+    """Show the topics, and where they differ from what tocsin expects.
+
+    With --since, counts the records that were written since then, too.
+    """
+    from rich.console import Console
+
+    from tocsin.bus.port import TopicState
+    from tocsin.console.context import read_context
+    from tocsin.console.views.bus_view import count_since
+    from tocsin.console.views.since import since_ms
+    from tocsin.console.views.topics import print_topics, topics_json
+
+    from_ms = since_ms(since, unix_ms())
+    context = read_context(config, bus)
+
+    async def look() -> tuple[str, list[TopicState], dict[str, int] | None]:
+        async with context.open_bus(create=False) as opened:
+            states = await opened.show(context.topics.specs())
+            counts = None
+            if from_ms is not None:
+                there = [state.spec for state in states if state.exists]
+                counts = await count_since(opened, there, from_ms)
+            return opened.url, list(states), counts
+
+    url, states, counts = asyncio.run(look())
+    if json_output:
+        typer.echo(topics_json(url, states, counts=counts))
+    else:
+        print_topics(url, states, Console(), counts)
 
 
 LetterArgument = Annotated[
@@ -56,27 +121,34 @@ def bus_dlq(
     context: typer.Context,
     config: ConfigOption = None,
     bus: BusOption = None,
+    since: SinceOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """List failed deliveries, and records that no service could use."""
     if context.invoked_subcommand is None:
-        dlq_list(config, bus, json_output)
+        dlq_list(config, bus, since, json_output)
 
 
 def dlq_list(
-    config: ConfigOption = None, bus: BusOption = None, json_output: JsonOption = False
+    config: ConfigOption = None,
+    bus: BusOption = None,
+    since: SinceOption = None,
+    json_output: JsonOption = False,
 ) -> None:
     """List dead letters, and what has become of each."""
     from tocsin.console.dead_letters.letters import letters_json, letters_table
+    from tocsin.console.views.since import since_ms
     from tocsin.console.views.terminal import standard_output
 
+    from_ms = since_ms(since, unix_ms())
     found = _dead_letters(config, bus)
+    letters = [one for one in found.letters if one.changed_ms >= (from_ms or 0)]
     if json_output:
-        typer.echo(letters_json(found.letters, found.ledger))
-    elif found.letters:
-        standard_output().print(letters_table(found.letters, found.ledger))
+        typer.echo(letters_json(letters, found.ledger))
+    elif letters:
+        standard_output().print(letters_table(letters, found.ledger))
     else:
-        typer.echo("no dead letters")
+        typer.echo("no dead letters" if from_ms is None else "no dead letters in this time")
 
 
 def dlq_show(
@@ -160,25 +232,3 @@ def _dead_letters(config: Path | None, bus: str | None) -> Contents:
             return await read_contents(opened, context.topics)
 
     return asyncio.run(read())
-
-
-def _topics(config: Path | None, bus: str | None, json_output: bool, *, create: bool) -> None:
-    from rich.console import Console
-
-    from tocsin.bus.port import TopicState
-    from tocsin.console.context import read_context
-    from tocsin.console.views.topics import print_topics, topics_json
-
-    context = read_context(config, bus)
-
-    async def look() -> tuple[str, list[TopicState]]:
-        async with context.open_bus(create=create) as opened:
-            specs = context.topics.specs()
-            states = await opened.init(specs) if create else await opened.show(specs)
-            return opened.url, list(states)
-
-    url, states = asyncio.run(look())
-    if json_output:
-        typer.echo(topics_json(url, states))
-    else:
-        print_topics(url, states, Console())

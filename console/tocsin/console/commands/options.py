@@ -27,12 +27,32 @@ BusOption = Annotated[
         show_default=False,
     ),
 ]
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        help="Store of runs: a folder or s3://BUCKET/PREFIX [default: $TOCSIN_STORE, else the "
+        "configuration's, else the folder store beside an embedded bus].",
+        show_default=False,
+    ),
+]
 WhyOption = Annotated[
     str,
     typer.Option("--why", metavar="TEXT", help="Reason, shown to others.", show_default=False),
 ]
 ByOption = Annotated[
     str | None, typer.Option("--by", metavar="NAME", help="Your name [default: USER@HOST].")
+]
+SinceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--since",
+        metavar="TIME",
+        help="Show only what changed since then: a duration like 2h, or a time with its zone like "
+        "2026-12-01T00:00:00Z.",
+        show_default=False,
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 HttpOption = Annotated[

@@ -18,20 +18,21 @@ from tocsin.schemas.monotonic_clock import unix_ms
 
 if TYPE_CHECKING:
     from tocsin.console.configuration.rehearsal import Told
+    from tocsin.console.fleet.rehearsal import Past
 
 FromOption = Annotated[
     str | None,
     typer.Option(
         "--from",
         metavar="TIME",
-        help="Only issues since then: 2026-11-20T08:00Z, or 24h ago [default: all].",
+        help="Only records since then: 2026-11-20T08:00Z, or 24h ago [default: all].",
         show_default=False,
     ),
 ]
 ToOption = Annotated[
     str | None,
     typer.Option(
-        "--to", metavar="TIME", help="Only issues until then [default: all].", show_default=False
+        "--to", metavar="TIME", help="Only records until then [default: all].", show_default=False
     ),
 ]
 DumpOption = Annotated[
@@ -39,7 +40,17 @@ DumpOption = Annotated[
     typer.Option(
         "--file",
         metavar="FILE",
-        help="Read the issues from a file, one event in JSON on each line, instead of the bus.",
+        help="Read a file instead of the bus: a dump of `tocsin bus dump`, or issues, one event in "
+        "JSON on each line.",
+        show_default=False,
+    ),
+]
+RunOption = Annotated[
+    str | None,
+    typer.Option(
+        "--run",
+        metavar="RUN",
+        help="Evaluate the rules once more, over the telemetry of this run.",
         show_default=False,
     ),
 ]
@@ -52,7 +63,7 @@ def register(app: typer.Typer) -> None:
         epilog=f"{example} explain --label team=vision --rule nonfinite --severity critical"
     )(explain)
     app.command("test", epilog=f"{example} test tocsin_test.yaml --junit report.xml")(run_tests)
-    app.command(epilog=f"{example} replay --from 7d --config new.yaml")(replay)
+    app.command(epilog=f"{example} replay --run gpt-1 --from 7d --config new.yaml")(replay)
     app.command(epilog=f"{example} diff tocsin.yaml new.yaml --from 7d")(diff)
 
 
@@ -95,7 +106,7 @@ def explain(
     from tocsin.schemas.records.issues import SEVERITIES
 
     loaded = read_configuration(config)
-    at_ms = unix_ms() if at is None else _time_ms("--at", at)
+    at_ms = unix_ms() if at is None else time_ms("--at", at)
     all_labels = {**loaded.config.labels, **labels_of("--label", labels or ())}
     grave = next((one for one in SEVERITIES if severity is not None and one == severity), None)
     issue = sample_issue(loaded.config, rule, grave, all_labels, at_ms)
@@ -153,12 +164,14 @@ def replay(
     since: FromOption = None,
     until: ToOption = None,
     file: DumpOption = None,
+    run: RunOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Show what a configuration would have done about past issues.
+    """Try a configuration on past issues or telemetry.
 
-    Nothing is sent. The issues are those on the bus, or in a file. Silences of `tocsin silence` are
-    not considered.
+    Nothing is sent. The issues are those on the bus, or in a file. With --run, or a dump, the rules
+    of the configuration read the telemetry once more: the issues are those that they find. Silences
+    of `tocsin silence` are not considered.
     """
     from tocsin.console.configuration.rehearsal import (
         count_issues,
@@ -169,6 +182,12 @@ def replay(
     from tocsin.console.context import read_configuration
 
     loaded = read_configuration(config)
+    past = _telemetry(config, bus, file, run, since, until)
+    if past is not None:
+        from tocsin.console.fleet.rehearsal import replayed
+
+        typer.echo(asyncio.run(replayed(loaded, past, json_output=json_output)))
+        return
     events = _events(config, bus, file, since, until)
     found = asyncio.run(rehearse(loaded.config, events, path=loaded.path))
     typer.echo((replay_json if json_output else replay_text)(found, events=count_issues(events)))
@@ -181,12 +200,14 @@ def diff(
     since: FromOption = None,
     until: ToOption = None,
     file: DumpOption = None,
+    run: RunOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Compare two configurations over past issues.
+    """Compare two configurations over past issues or telemetry.
 
-    Nothing is sent. The issues are those on the bus of OLD, or in a file. Prints the notices, stops
-    and suppressions that differ, for each run: `-` with OLD, `+` with NEW.
+    Nothing is sent. The issues are those on the bus of OLD, or in a file. With --run, or a dump,
+    the rules of both read the telemetry once more. Prints the issues, notices, stops and
+    suppressions that differ, for each run: `-` with OLD, `+` with NEW.
     """
     from tocsin.console.configuration.rehearsal import (
         count_issues,
@@ -198,6 +219,12 @@ def diff(
     from tocsin.console.context import read_configuration
 
     before, after = read_configuration(old), read_configuration(new)
+    past = _telemetry(old, bus, file, run, since, until)
+    if past is not None:
+        from tocsin.console.fleet.rehearsal import compared
+
+        typer.echo(asyncio.run(compared(before, after, past, json_output=json_output)))
+        return
     events = _events(old, bus, file, since, until)
 
     async def both() -> str:
@@ -210,14 +237,40 @@ def diff(
     typer.echo(asyncio.run(both()))
 
 
+def _telemetry(
+    config: Path | None,
+    bus: str | None,
+    file: Path | None,
+    run: str | None,
+    since: str | None,
+    until: str | None,
+) -> Past | None:
+    """What to evaluate once more; None: it is about issues that were found."""
+    from tocsin.console.context import read_context
+    from tocsin.console.fleet.dump import is_dump
+    from tocsin.console.fleet.past_telemetry import Span
+    from tocsin.console.fleet.rehearsal import of_bus, of_dump
+
+    from_ms = 0 if since is None else time_ms("--from", since)
+    to_ms = None if until is None else time_ms("--to", until)
+    span = Span(run, from_ms, to_ms)
+    if file is not None and is_dump(file):
+        return of_dump(file, span)
+    if file is not None and run is not None:
+        raise ConfigurationError(f"{file}: --run needs a dump of `tocsin bus dump`")
+    if run is None:
+        return None
+    return asyncio.run(of_bus(read_context(config, bus), span, unix_ms()))
+
+
 def _events(
     config: Path | None, bus: str | None, file: Path | None, since: str | None, until: str | None
 ) -> Sequence[Told]:
     from tocsin.console.configuration.rehearsal import read_dump
-    from tocsin.schemas.records.runs import RunView
+    from tocsin.schemas.records.run_view import RunView
 
-    from_ms = 0 if since is None else _time_ms("--from", since)
-    to_ms = None if until is None else _time_ms("--to", until)
+    from_ms = 0 if since is None else time_ms("--from", since)
+    to_ms = None if until is None else time_ms("--to", until)
     events = asyncio.run(_on_bus(config, bus)) if file is None else read_dump(file)
     return [
         (at_ms, event)
@@ -240,7 +293,7 @@ async def _on_bus(config: Path | None, bus: str | None) -> Sequence[Told]:
     return sorted([*runs, *issues], key=lambda one: one[0])
 
 
-def _time_ms(option: str, text: str) -> int:
+def time_ms(option: str, text: str) -> int:
     """A time, or how long ago, as Unix milliseconds.
 
     Raises:

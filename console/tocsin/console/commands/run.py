@@ -54,6 +54,15 @@ def run(
             "--summary", metavar="FILE", help="Write a summary to this JSON file when the job ends."
         ),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="FILE",
+            help="Write a report (`tocsin report`) to this file when the job ends: .html, .md or "
+            ".json.",
+        ),
+    ] = None,
     no_stop: Annotated[bool, typer.Option("--no-stop", help="Never stop the job.")] = False,
     drain: Annotated[
         float,
@@ -84,6 +93,7 @@ def run(
         notify=notify or (),
         allow_command=allow_command or (),
         summary=summary,
+        report=report,
         stop=not no_stop,
         drain_s=drain,
         require_bus=require_bus,
@@ -91,4 +101,9 @@ def run(
     )
     with importing():
         options = launch_options(command or (), given)
-    raise typer.Exit(launch(options))
+    exit_code = launch(options)
+    if report is not None:
+        from tocsin.console.services.final_report import write_final_report
+
+        write_final_report(options, report)
+    raise typer.Exit(exit_code)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from tocsin.console.commands.options import BusOption, ConfigOption, JsonOption
+from tocsin.console.commands.options import BusOption, ConfigOption, JsonOption, SinceOption
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.ids import check_run_id
 from tocsin.schemas.monotonic_clock import unix_ms
@@ -49,19 +49,25 @@ def status(
     ] = None,
     config: ConfigOption = None,
     bus: BusOption = None,
+    since: SinceOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Show runs, their issues, and what was done about each issue."""
     from tocsin.console.context import read_viewing_context
+    from tocsin.console.services.own_archive import NOT_INSTALLED
+    from tocsin.console.services.own_archive import installed as archives
     from tocsin.console.views.bus_view import read_refused, read_view
     from tocsin.console.views.selection import choose_run
-    from tocsin.console.views.status import print_status, status_json
+    from tocsin.console.views.since import since_ms
+    from tocsin.console.views.status import print_status, status_json, target_policy
     from tocsin.console.views.terminal import standard_output
     from tocsin.schemas.records.configurations import ConfigurationRefused
     from tocsin.schemas.records.runs_view import RunsView
 
     if run_id is not None:
         check_run_id(run_id)
+    now_ms = unix_ms()
+    from_ms = since_ms(since, now_ms)
     context = read_viewing_context(config, bus)
 
     async def read() -> tuple[str, RunsView, Sequence[ConfigurationRefused]]:
@@ -74,18 +80,22 @@ def status(
             return opened.url, view, await read_refused(opened, context.topics)
 
     url, view, refused = asyncio.run(read())
+    view = view if from_ms is None else view.since(from_ms)
     if json_output:
-        typer.echo(status_json(view, refused, context.config.prices))
+        typer.echo(status_json(view, refused, context.config.prices, target_policy(context)))
     else:
         print_status(
             view,
             refused=refused,
             prices=context.config.prices,
             bus_url=url,
-            now_ms=unix_ms(),
+            now_ms=now_ms,
             console=standard_output(),
             again=_again(config, bus),
+            since_ms=from_ms,
         )
+        if context.embedded and context.settings.store.enabled and not archives():
+            standard_output().print(NOT_INSTALLED, style="dim", highlight=False, soft_wrap=True)
 
 
 def _again(config: Path | None, bus: str | None) -> tuple[str, ...]:
@@ -125,18 +135,21 @@ def issues(
     ] = False,
     config: ConfigOption = None,
     bus: BusOption = None,
+    since: SinceOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """List issues in order of occurrence, with what was done."""
     from tocsin.console.context import read_viewing_context
     from tocsin.console.views.issue_commands import print_issues
     from tocsin.console.views.issues import IssueFilter
+    from tocsin.console.views.since import since_ms
 
     wanted = IssueFilter(
         run_id=None if run_id is None else check_run_id(run_id),
         rule=rule,
         severity=None if severity is None else severity.value,
         state=state.value,
+        since_ms=since_ms(since, unix_ms()),
     )
     context = read_viewing_context(config, bus)
     asyncio.run(print_issues(context, wanted, as_json=json_output, precision=precision))
@@ -147,20 +160,25 @@ def why(
         str,
         typer.Argument(
             metavar="ISSUE",
-            help="Id of an issue (at least its first 4 characters) or of a run (or its beginning).",
+            help="Id of an issue or of a delivery (at least its first 4 characters), or of a run "
+            "(or its beginning).",
         ),
     ],
     config: ConfigOption = None,
     bus: BusOption = None,
+    since: SinceOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Explain one issue.
 
     Prints where it started, the evidence, what to do, what was done, and which line of the
-    configuration decided it. Given a run, explains its first critical issue, else its first issue.
+    configuration decided it. Given a run, explains its first critical issue, else its first issue;
+    given the id of a delivery, as a webhook or a dead letter has it, the issue that it is about.
+    With --since, prints what became of it since then.
     """
     from tocsin.console.context import read_viewing_context
     from tocsin.console.views.issue_commands import print_story
+    from tocsin.console.views.since import since_ms
 
     try:
         check_run_id(issue)  # those of issues are UUIDs
@@ -169,8 +187,9 @@ def why(
             f"{issue[:200]!r}: expected the id of an issue, its beginning, or a run; "
             "`tocsin issues` lists them"
         ) from None
+    from_ms = since_ms(since, unix_ms())
     context = read_viewing_context(config, bus)
-    asyncio.run(print_story(context, issue, as_json=json_output))
+    asyncio.run(print_story(context, issue, as_json=json_output, since_ms=from_ms))
 
 
 def stop(
@@ -242,8 +261,18 @@ def watch(
     once: Annotated[
         bool, typer.Option("--once", help="Print one snapshot and exit, as without a terminal.")
     ] = False,
+    since: SinceOption = None,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="With --once: print JSON, as `tocsin status` does.")
+    ] = False,
 ) -> None:
     """Show all runs live: steps, losses, rules, issues, deliveries. Ctrl-C exits."""
+    if json_output or since is not None:
+        if not once:
+            raise ConfigurationError("--json and --since of `tocsin watch` expect --once")
+        # What a program gets of one snapshot is the status.
+        status(run_id, config, bus, since, json_output)
+        return
     from rich.console import Console
 
     from tocsin.console.context import read_viewing_context

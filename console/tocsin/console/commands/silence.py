@@ -9,7 +9,14 @@ from typing import Annotated
 
 import typer
 
-from tocsin.console.commands.options import BusOption, ByOption, ConfigOption, JsonOption, WhyOption
+from tocsin.console.commands.options import (
+    BusOption,
+    ByOption,
+    ConfigOption,
+    JsonOption,
+    SinceOption,
+    WhyOption,
+)
 from tocsin.schemas.monotonic_clock import unix_ms
 
 
@@ -100,16 +107,21 @@ def silence_list(
     ] = False,
     config: ConfigOption = None,
     bus: BusOption = None,
+    since: SinceOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """List silences. Those of the configuration file are not among them."""
     from tocsin.console.context import read_context
     from tocsin.console.silences.send import as_json, list_silences, silence_table
+    from tocsin.console.views.since import since_ms
     from tocsin.console.views.terminal import standard_output
 
     now_ms = unix_ms()
+    from_ms = since_ms(since, now_ms)
     found = asyncio.run(list_silences(read_context(config, bus), os.environ))
     shown = [one for one in found if every or one.until_ms > now_ms]
+    if from_ms is not None:
+        shown = [one for one in shown if one.set_ms >= from_ms]
     if json_output:
         typer.echo(as_json(shown))
     elif shown:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from typing import Annotated
 
 import typer
 
-from tocsin.console.commands.options import BusOption, ByOption, ConfigOption, JsonOption, WhyOption
+from tocsin.console.commands.options import (
+    BusOption,
+    ByOption,
+    ConfigOption,
+    JsonOption,
+    SinceOption,
+    WhyOption,
+)
 from tocsin.schemas.monotonic_clock import unix_ms
 
 
@@ -102,7 +110,10 @@ def stops_show(
 
 
 def stops_report(
-    config: ConfigOption = None, bus: BusOption = None, json_output: JsonOption = False
+    config: ConfigOption = None,
+    bus: BusOption = None,
+    since: SinceOption = None,
+    json_output: JsonOption = False,
 ) -> None:
     """Report which runs each rule stopped, or would have stopped.
 
@@ -110,11 +121,13 @@ def stops_report(
     much compute the stops saved, or would have saved in mode enforce, and how often that was wrong.
     """
     from tocsin.console.context import read_context
-    from tocsin.console.stop.report import METHOD, report_json, report_table, stops_of_rules
+    from tocsin.console.stop.report import METHOD, report_facts, report_table, stops_of_rules
     from tocsin.console.views.bus_view import read_view
+    from tocsin.console.views.since import since_ms
     from tocsin.console.views.terminal import standard_output
     from tocsin.schemas.records.runs_view import RunsView
 
+    from_ms = since_ms(since, unix_ms())
     context = read_context(config, bus)
 
     async def read() -> RunsView:
@@ -122,15 +135,16 @@ def stops_report(
             return await read_view(opened, context.topics)
 
     prices = context.config.prices
-    rules = stops_of_rules(asyncio.run(read()), prices)
+    rules = stops_of_rules(asyncio.run(read()), prices, since_ms=from_ms or 0)
     if json_output:
-        typer.echo(report_json(rules, prices))
+        typer.echo(json.dumps(report_facts(rules, prices), indent=2))
     elif rules:
         console = standard_output()
         console.print(report_table(rules, prices))
         console.print(METHOD, highlight=False, style="dim")
     else:
-        typer.echo("no rule has decided to stop a run on this bus")
+        when = "" if from_ms is None else " in this time"
+        typer.echo(f"no rule has decided to stop a run on this bus{when}")
 
 
 def _switch(
@@ -144,7 +158,7 @@ def _switch(
     from tocsin.console.context import read_context
     from tocsin.console.person import person_named, reason_given
     from tocsin.console.stop.switch import switch_json, switch_line, switch_stops
-    from tocsin.schemas.records.stop_control import StopsSwitched
+    from tocsin.schemas.records.stops.control import StopsSwitched
 
     switched = StopsSwitched(off=off, by=person_named(by), why=reason_given(why), at_ms=unix_ms())
     switched = asyncio.run(switch_stops(read_context(config, bus), switched, os.environ))

@@ -1,9 +1,11 @@
-"""The command line: `rules` and `actions`, workers on a shared bus."""
+"""The command line: `rules`, `actions` and `archive`, workers on a shared bus."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Coroutine
+from typing import Annotated
 
 import typer
 
@@ -14,6 +16,7 @@ from tocsin.console.commands.options import (
     BusOption,
     ConfigOption,
     HttpOption,
+    StoreOption,
 )
 from tocsin.console.services.log import log_to_stderr, print_error
 from tocsin.schemas.errors import ConfigurationError
@@ -25,21 +28,81 @@ def register(app: typer.Typer) -> None:
     kafka = "--bus kafka://kafka-1:9092"
     app.command(epilog=f"Example: tocsin rules {kafka}")(rules)
     app.command(epilog=f"Example: tocsin actions {kafka} --allow-cidr 10.0.0.0/8")(actions)
+    app.command(epilog=f"Example: tocsin archive {kafka} --store s3://ml-runs/tocsin")(archive)
+
+
+MemberOption = Annotated[
+    str | None,
+    typer.Option(
+        "--member",
+        metavar="NAME",
+        help="On Kafka: a name that no other worker of the group has. Restarted with it in less "
+        "than 10 s, the worker gets its partitions back, and no other is disturbed.",
+        show_default=False,
+    ),
+]
+ParentOption = Annotated[int | None, typer.Option("--parent", metavar="PID", hidden=True)]
 
 
 def rules(
+    workers: Annotated[
+        int,
+        typer.Option(
+            "--workers",
+            metavar="N",
+            min=1,
+            max=256,
+            help="Run so many processes, and start one again that ends. With --http, they use N "
+            "ports from PORT on.",
+        ),
+    ] = 1,
     config: ConfigOption = None,
     bus: BusOption = None,
     http: HttpOption = None,
     allow_cidr: AllowCidrOption = None,
+    member: MemberOption = None,
+    standby: Annotated[
+        int,
+        typer.Option(
+            "--standby",
+            metavar="MIB",
+            min=0,
+            help="On Kafka: memory of each process for the states of the other workers' runs, MiB. "
+            "With them it takes these runs over sooner; 0: without.",
+        ),
+    ] = 256,
+    parent: ParentOption = None,
 ) -> None:
     """Start a rules worker: reads telemetry, reports issues. Workers share the load."""
     from tocsin.console.context import read_context
-    from tocsin.console.services.workers import run_rules
+    from tocsin.console.services.workers import http_address, run_rules
 
     log_to_stderr()
     context = read_context(config, bus)
-    raise typer.Exit(_work(run_rules(context, allow_cidr=allow_cidr or (), http=http)))
+    if workers > 1:
+        from tocsin.console.services.supervisor import Supervisor, worker_commands
+
+        words = ["rules", *_option("--config", config), *_option("--bus", bus)]
+        words += _option("--standby", standby)
+        for cidr in allow_cidr or ():
+            words += ["--allow-cidr", cidr]
+        commands = worker_commands(
+            words,
+            workers=workers,
+            parent=os.getpid(),
+            http=None if http is None else http_address(http),
+            member=member,
+        )
+        raise typer.Exit(asyncio.run(Supervisor(commands).run()))
+    _end_with(parent)
+    run = run_rules(
+        context,
+        allow_cidr=allow_cidr or (),
+        http=http,
+        member=member,
+        standby_bytes=standby * 1024 * 1024,
+    )
+    raise typer.Exit(_work(run))
 
 
 def actions(
@@ -48,6 +111,7 @@ def actions(
     http: HttpOption = None,
     allow_cidr: AllowCidrOption = None,
     allow_command: AllowCommandOption = None,
+    member: MemberOption = None,
 ) -> None:
     """Start an action worker: sends notices and stops for issues. Workers share the load."""
     from tocsin.console.context import read_context
@@ -56,9 +120,46 @@ def actions(
     log_to_stderr()
     context = read_context(config, bus)
     worker = run_actions(
-        context, allow_cidr=allow_cidr or (), allow_command=allow_command or (), http=http
+        context,
+        allow_cidr=allow_cidr or (),
+        allow_command=allow_command or (),
+        http=http,
+        member=member,
     )
     raise typer.Exit(_work(worker))
+
+
+def archive(
+    config: ConfigOption = None,
+    bus: BusOption = None,
+    store: StoreOption = None,
+    http: HttpOption = None,
+) -> None:
+    """Start an archive worker: writes runs into Parquet files. Workers share the load.
+
+    On an embedded bus, tocsin run archives by itself. This command then writes runs that it could
+    not finish, for example because it was killed.
+    """
+    from tocsin.console.context import read_context
+    from tocsin.console.services.workers import run_archive
+
+    log_to_stderr()
+    context = read_context(config, bus, store=store)
+    raise typer.Exit(_work(run_archive(context, http=http)))
+
+
+def _option(name: str, value: object) -> list[str]:
+    return [] if value is None else [name, str(value)]
+
+
+def _end_with(parent: int | None) -> None:
+    """Get SIGTERM when the process that started this one dies; at once if it has died already."""
+    from tocsin.emitter.process.process_group import end_with_parent
+
+    if parent is not None:
+        end_with_parent()
+        if os.getppid() != parent:
+            raise typer.Exit(FAILED)
 
 
 def _work(worker: Coroutine[None, None, int]) -> int:

@@ -13,13 +13,9 @@ from tocsin.console.context import section_registry
 from tocsin.emitter.plan.collections import CollectionPlan, Schedule
 from tocsin.emitter.plan.settings import capture_settings
 from tocsin.emitter.stop.verification import STOP_KEYS
-from tocsin.schemas.configuration.file import (
-    Config,
-    check_sources,
-    shared_config,
-)
+from tocsin.schemas.configuration.file import Config, check_sources, shared_config
 from tocsin.schemas.configuration.problems import PlacedProblem, Problem, split_lines
-from tocsin.schemas.configuration.routes import RouteEntry
+from tocsin.schemas.configuration.routing.routes import RouteEntry
 from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry, StopMode
 from tocsin.schemas.configuration.settings import missing_secrets, resolve_settings
 from tocsin.schemas.configuration.sources import (
@@ -79,6 +75,7 @@ class EffectiveConfig:
         rule_actions: the instances with an action list of their own.
         stopping: instances without one whose critical issues stop their run.
         mode: what becomes of stops without a mode of their own.
+        before_update: whether a run leaves before an update that would write NaN.
         routes: whom each route notifies of what, in words.
         targets: name → kind.
         policy: which runs' jobs each entry lets targets end, in words.
@@ -96,6 +93,7 @@ class EffectiveConfig:
     rule_actions: Sequence[RuleActions]
     stopping: Sequence[str]
     mode: StopMode
+    before_update: bool
     routes: Sequence[str]
     targets: Mapping[str, str]
     policy: Sequence[str]
@@ -149,7 +147,7 @@ def check_file(
     problems then, else notes.
     """
     texts = read_files(path, folder=folder)
-    sources = Sources.of(texts)
+    sources = Sources.from_texts(texts)
     customs = Loaded()
     shared = why_config_shared(folder / path)
     base = folder_of(folder / path)
@@ -211,6 +209,7 @@ def effective_config(
         ],
         stopping=[spec.name for spec in specs if spec.name not in entries and _stops(spec)],
         mode=config.defaults.mode,
+        before_update=config.stop.before_update,
         routes=[_route(route) for route in config.routes],
         targets={name: target.type for name, target in config.targets.items()},
         policy=[
@@ -344,7 +343,10 @@ def _summary(effective: EffectiveConfig, *, verbose: bool) -> Iterator[str]:
         yield row("policy", "; ".join(effective.policy) or "no job is ended by them")
     if effective.stopping:
         names = ", ".join(effective.stopping)
-        yield row("stops", f"critical issues of {names} {_EFFECTS[effective.mode]}")
+        also = "also " if any(each.stops_at for each in effective.rule_actions) else ""
+        yield row("stops", f"{also}critical issues of {names} {_EFFECTS[effective.mode]}")
+    if effective.before_update:
+        yield row("stops", "before an update that would write NaN or Inf (stop.before_update)")
 
 
 def _rules(effective: EffectiveConfig, *, verbose: bool) -> Iterator[str]:

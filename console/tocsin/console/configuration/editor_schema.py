@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from tocsin.schemas.configuration.file import config_json_schema
+from tocsin.schemas.configuration.file_schema import config_json_schema
 from tocsin.schemas.configuration.receivers import ReceiverConfig
 from tocsin.schemas.configuration.sections import CUSTOM_USE
 from tocsin.schemas.configuration.targets import TargetConfig
@@ -96,7 +96,7 @@ def _names(rule: type[AnyRule]) -> list[str]:
 
 
 def _or_empty(node: Node) -> Node:
-    """A section may stand there with nothing in it."""
+    """A section may be there with nothing in it."""
     kept: Node = {key: node[key] for key in ("description", "default", "examples") if key in node}
     return {**kept, "anyOf": [node, {"type": "null"}]}
 

@@ -15,9 +15,11 @@ from tocsin.actions.decision.issue_labels import issue_labels
 from tocsin.actions.decision.planned import Planned
 from tocsin.actions.decision.silences import Silence
 from tocsin.actions.decision.stop_guards import Fleet
+from tocsin.actions.targets.build import stop_policy
+from tocsin.actions.targets.registry import TargetKinds
 from tocsin.schemas.configuration.file import Config
-from tocsin.schemas.configuration.matches import labels_fit
 from tocsin.schemas.configuration.problems import did_you_mean
+from tocsin.schemas.configuration.routing.matches import labels_fit
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.ids import issue_id
 from tocsin.schemas.records.issues import Issue, IssueFiring, Severity, Subject
@@ -39,7 +41,7 @@ class Step:
 
 
 class _NothingElse(Known):
-    """No other issue is open, nobody was told of anything, no silence is on the bus, and no run was
+    """No other issue is open, nobody was notified, no silence is on the bus, and no run was
     stopped."""
 
     def silences(self) -> Iterable[Silence]:
@@ -107,6 +109,9 @@ def explain(config: Config, issue: IssueFiring, *, path: Path | None, now_ms: in
     steps = [*_rule(config, issue, decisions), *_routes(config, issue, decisions)]
     planned = decisions.decide(issue, _NothingElse(), now_ms)
     steps += [_action(one) for one in planned]
+    stops = any(one.kind == "stop" and one.why_not is None for one in planned)
+    if stops and (config.targets or config.policy):
+        steps += _targets(config, issue, decisions)
     if not planned:
         steps.append(Step("result", "nothing is sent; the issue is on the bus and on the terminal"))
     return [*steps, *_inhibitions(config, issue, decisions)]
@@ -177,6 +182,19 @@ def _action(one: Planned) -> Step:
         return Step(stage, f"{to}: suppressed: {why_not}", one.decided_by)
     wait = f" after {one.wait_ms / 1000:g} s, for an issue that explains it" if one.wait_ms else ""
     return Step(stage, f"{to}{wait}", one.decided_by)
+
+
+def _targets(config: Config, issue: IssueFiring, decisions: Decisions) -> Iterator[Step]:
+    """Which targets may be asked if the launcher does not end the job."""
+    policy = stop_policy(config, TargetKinds(), decisions.routing.place)
+    labels = {**issue.labels, RUN: issue.run_id}
+    named = list(policy.named_for(labels))
+    for name, line in named:
+        kind = config.targets[name].type
+        yield Step("target", f"if its launcher does not end it: {name} ({kind})", line)
+    if not named:
+        what = "no entry of the policy matches this run"
+        yield Step("target", f"if its launcher does not end it, nobody is asked: {what}")
 
 
 def _inhibitions(config: Config, issue: IssueFiring, decisions: Decisions) -> Iterator[Step]:

@@ -32,8 +32,8 @@ from pydantic_core import PydanticUndefined
 from tocsin.schemas.configuration.capture import Interval, Texts
 from tocsin.schemas.configuration.docstrings import field_docstrings
 from tocsin.schemas.configuration.document import load
-from tocsin.schemas.configuration.matches import Match
-from tocsin.schemas.configuration.routes import Notify
+from tocsin.schemas.configuration.routing.matches import Match
+from tocsin.schemas.configuration.routing.routes import Notify
 from tocsin.schemas.configuration.values import (
     Duration,
     FilePath,
@@ -43,6 +43,7 @@ from tocsin.schemas.configuration.values import (
     Percent,
     Secret,
     SecretRef,
+    Size,
     TextOrSecret,
     UrlOrSecret,
     format_duration,
@@ -54,6 +55,7 @@ REQUIRED: Final = "required"
 _ALIASES: Final = (
     (Duration, "duration", "ms, s, m, h, d"),
     (Percent, "percentage", "%"),
+    (Size, "size", "B, kB, MB, GB, TB"),
     (Interval, "whole number, ≥ 1, or `auto`", ""),
     (Texts, "text or list (text)", ""),
     (Name, "name", ""),

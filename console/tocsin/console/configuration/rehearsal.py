@@ -14,6 +14,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final, Literal
 
+from pydantic import JsonValue
+
 from tocsin.actions.decision.planned import STOP
 from tocsin.actions.simulation import Simulation
 from tocsin.schemas.configuration.file import Config
@@ -22,7 +24,7 @@ from tocsin.schemas.records.deliveries import REPEAT, Delivery
 from tocsin.schemas.records.events import EVENT_TYPES, Data, Event
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import Issue
-from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.records.runs_view import RunsView
 from tocsin.schemas.text import plain_line, time_text
 
@@ -109,7 +111,7 @@ async def rehearse(
     simulation = Simulation(config, path=path, now_ms=events[0][0])
     for at_ms, event in events:
         await simulation.until(at_ms)
-        await simulation.take(event)
+        await simulation.apply(event)
     await simulation.until(events[-1][0] + AFTER_MS if until_ms is None else until_ms)
     return [happened(one) for one in simulation.deliveries.values()]
 
@@ -131,7 +133,7 @@ def starts_and_ends(runs: RunsView) -> list[Told]:
 
 def _told(view: RunView, at_ms: int) -> Told:
     name = f"{view.run_id}/{view.incarnation}/{view.state}"
-    return at_ms, Event.of(view, id=name[:200], source="/replay", time_ms=at_ms)
+    return at_ms, Event.wrap(view, id=name[:200], source="/replay", time_ms=at_ms)
 
 
 def count_issues(events: Iterable[Told]) -> int:
@@ -244,13 +246,19 @@ def diff_text(found: Sequence[Difference], *, events: int) -> str:
     return "\n".join(out)
 
 
-def replay_json(all_happened: Iterable[Happened], *, events: int) -> str:
-    """For programs."""
-    facts = {"version": 1, "events": events, "deliveries": [asdict(one) for one in all_happened]}
+def replay_json(
+    all_happened: Iterable[Happened], *, events: int, more: Mapping[str, JsonValue] | None = None
+) -> str:
+    """For programs; with `more` keys."""
+    deliveries = [asdict(one) for one in all_happened]
+    facts = {"version": 1, "events": events, **(more or {}), "deliveries": deliveries}
     return json.dumps(facts, indent=2, ensure_ascii=False)
 
 
-def diff_json(found: Sequence[Difference], *, events: int) -> str:
-    """For programs."""
-    facts = {"version": 1, "events": events, "differences": [asdict(one) for one in found]}
+def diff_json(
+    found: Sequence[Difference], *, events: int, more: Mapping[str, JsonValue] | None = None
+) -> str:
+    """For programs; with `more` keys."""
+    differ = [asdict(one) for one in found]
+    facts = {"version": 1, "events": events, **(more or {}), "differences": differ}
     return json.dumps(facts, indent=2, ensure_ascii=False)

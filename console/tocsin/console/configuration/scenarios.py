@@ -21,7 +21,7 @@ ANY: Final = "any"
 """In the place of a receiver or a run: all of them."""
 
 START: Final = datetime(2026, 1, 5, 12, tzinfo=UTC)
-"""When a test starts that does not say so: a Monday at noon."""
+"""The start of a test that names none: a Monday at noon."""
 
 
 class RunUnderTest(Section):
@@ -157,7 +157,7 @@ def read_scenarios(path: Path) -> Scenarios:
         ConfigurationError: it cannot be read.
     """
     texts = {str(path): read_config(path)}
-    sources = Sources.of(texts)
+    sources = Sources.from_texts(texts)
     problems: list[Problem] = []
     file = parse_model(ScenarioFile, sources.data, (), problems) if not sources.problems else None
     if file is not None:

@@ -126,7 +126,7 @@ class _Trial:
         simulation = Simulation(self._config, path=self._path, now_ms=start_ms)
         for at_ms, event in events:
             await simulation.until(at_ms)
-            await simulation.take(event)
+            await simulation.apply(event)
         last_ms = max([at_ms for at_ms, _ in events], default=start_ms) + _ms(scenario.until)
         await simulation.until(max([last_ms, *(start_ms + _ms(e.by) for e in scenario.expect)]))
         self._cover([event.data for _, event in events], simulation)
@@ -293,7 +293,7 @@ def _event(
     if fed.cause is not None:
         facts["consequence_of"] = _identity(fed.run, fed.cause, "loss")
     issue = _STATES[fed.state].model_validate(facts)
-    event = Event.of(
+    event = Event.wrap(
         issue, id=f"{issue.issue_id}/{fed.state}/{number}", source="/tests", time_ms=at_ms
     )
     return at_ms, event

@@ -52,6 +52,11 @@ class Letter:
         return self.letter_id if self.delivery is None else self.letter_id[:_SHORT]
 
     @property
+    def changed_ms(self) -> int:
+        """When it came, or was written back, Unix milliseconds."""
+        return max(self.record.append_ms, self.redriven_ms or 0)
+
+    @property
     def about(self) -> str:
         """What it is, in a few words."""
         one = self.delivery

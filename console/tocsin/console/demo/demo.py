@@ -37,6 +37,9 @@ FAULT_STEP: Final = 40
 DRAIN_S: Final = 60
 """How long the mail is waited for: drawing its first plot takes seconds on a busy machine."""
 
+PAGE_AT: Final = "127.0.0.1:8470"
+"""The default address of `tocsin serve`."""
+
 HOOK_VARIABLE: Final = "TOCSIN_DEMO_HOOK_KEY"
 _QUESTION: Final = re.compile(r"stop the job\? `tocsin (?P<words>approve \w+)`")
 _TRAININGS: Final = "tocsin.console.demo.trainings"
@@ -112,6 +115,7 @@ class Ended:
     run_id: str
     exit_code: int
     summary: Mapping[str, Any]
+    report: Path
 
     @property
     def as_announced(self) -> bool:
@@ -192,6 +196,9 @@ class Demo:
                 self._show(one, await self._moments(bus, one, receiver, mailbox))
             for mail in mailbox.mails:
                 self._say(f"mail {mail.subject!r}: {mail.html}")
+        for one in ended:
+            if one.report.exists():
+                self._say(f"report of {one.scenario.name}: {one.report}")
         if self._embedded:
             self._say(f"look around: tocsin issues --bus {self._url}")
         self._say(f"records: {self._url}; configuration, summaries and logs: {self._folder}")
@@ -206,6 +213,8 @@ class Demo:
             )
         self._say(f"webhooks go to a receiver on {hook}, which verifies their signatures")
         self._say(f"mail goes to an SMTP server on 127.0.0.1:{smtp_port}")
+        if self._embedded:
+            self._say(f"see it live at http://{PAGE_AT}/ with: tocsin serve --bus {self._url}")
 
     async def _start_workers(self, environ: Mapping[str, str]) -> list[asyncio.subprocess.Process]:
         self._say("starting a rules worker and an action worker on Kafka")
@@ -220,11 +229,11 @@ class Demo:
 
     async def _train(self, scenario: Scenario, environ: Mapping[str, str]) -> Ended:
         run_id = f"demo-{scenario.name}-{uuid.uuid4().hex[:6]}"
-        summary = self._folder / f"{run_id}.json"
+        summary, report = (self._folder / f"{run_id}.{suffix}" for suffix in ("json", "html"))
         process = await asyncio.create_subprocess_exec(
             *python_command("tocsin.console"), "run",
             "--run-id", run_id, "--label", f"scenario={scenario.name}",
-            "--summary", str(summary), "--drain", str(DRAIN_S),
+            "--summary", str(summary), "--report", str(report), "--drain", str(DRAIN_S),
             "--", *python_command(scenario.module), "--threads", "1", *scenario.arguments,
             env=environ, stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
@@ -243,7 +252,7 @@ class Demo:
                     answers.create_task(self._answer(words, environ), name="answer")
         exit_code = await process.wait()
         facts = json.loads(summary.read_text()) if summary.exists() else {}
-        return Ended(scenario, run_id, exit_code, facts)
+        return Ended(scenario, run_id, exit_code, facts, report)
 
     async def _answer(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
         """What a person would type to approve a stop, and what it prints."""

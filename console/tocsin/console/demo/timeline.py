@@ -12,7 +12,12 @@ from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.frames import Frame, StepFrame
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.snapshots import Snapshot
-from tocsin.schemas.records.stops import StopAcknowledged, StopEscalated, StopExited, StopLeft
+from tocsin.schemas.records.stops.commands import (
+    StopAcknowledged,
+    StopEscalated,
+    StopExited,
+    StopLeft,
+)
 from tocsin.schemas.text import exit_text
 
 

@@ -16,7 +16,7 @@ from tocsin.schemas.ids import new_id
 from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.text import plain_line
 from tocsin.schemas.topics import Topics, issue_partition
@@ -57,7 +57,7 @@ def feedback_on(issue: IssueFiring, answer: Answer, now_ms: int) -> Feedback:
 
 def feedback_record(topics: Topics, feedback: Feedback) -> Outgoing:
     """The record for the issues topic."""
-    event = Event.of(
+    event = Event.wrap(
         feedback,
         id=feedback.feedback_id,
         source="/people",

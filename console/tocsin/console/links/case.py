@@ -65,7 +65,7 @@ class Case:
                 return "This link has approved the stop already; a link counts once."
         return None
 
-    def take(self, record: Record, link: Link) -> None:
+    def apply(self, record: Record, link: Link) -> None:
         """Take a record of the run's partitions in."""
         if record.value is None or not _concerns(record.key, link):
             return
@@ -111,7 +111,7 @@ async def read_case(bus: Bus, topics: Topics, link: Link) -> Case:
         Partition(name, number) for name in (topics.issues, topics.actions, topics.control)
     ]
     async for record in read_all(bus, partitions):
-        case.take(record, link)
+        case.apply(record, link)
     return case
 
 

@@ -16,7 +16,7 @@ from tocsin.schemas.records.feedback import (
 )
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.silences import SilenceSet
-from tocsin.schemas.records.stop_control import StopAnswered
+from tocsin.schemas.records.stops.control import StopAnswered
 
 SILENCE: Final = timedelta(hours=1)
 _WHY: Final = "by link"

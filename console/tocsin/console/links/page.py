@@ -1,7 +1,7 @@
 """The page of an issue as HTML. Pure.
 
-No script and nothing from elsewhere; the policy says so to the browser, too. Forms post to the
-page's own address, so that a proxy may serve it under any path.
+No script and nothing from elsewhere; the content security policy forbids both, too. Forms post to
+the page's own address, so that a proxy may serve it under any path.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Button:
 def page_of(
     case: Case | None, buttons: Sequence[Button] = (), *, person: str = "", said: str = ""
 ) -> str:
-    """The page of an issue, or without one, only what is to be said."""
+    """The page of an issue, or without one, only its text."""
     issue = None if case is None else case.issue
     answers = [] if case is None else case.answers
     waiting = [] if case is None else case.waiting()

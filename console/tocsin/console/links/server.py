@@ -30,7 +30,7 @@ from tocsin.schemas.links import LONGEST_TOKEN, PATH, Link, LinkExpired, read_li
 from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.silences import SilenceSet
-from tocsin.schemas.records.stop_control import StopAnswered
+from tocsin.schemas.records.stops.control import StopAnswered
 from tocsin.schemas.signing import TrustedKeys
 from tocsin.schemas.topics import ISSUE_PARTITIONS, Topics, issue_partition
 

@@ -42,7 +42,7 @@ def capture_of(found: Found, notes: Notes) -> Section:
 
 
 def _valid(collections: Mapping[str, Section], notes: Notes) -> Iterator[tuple[str, Section | str]]:
-    """Those that say something, as the configuration takes it."""
+    """Those with a value, in the form of the configuration."""
     for name, options in collections.items():
         if options.get("end") == 0 and "steps" not in options:
             yield name, "off"

@@ -102,7 +102,7 @@ def _rule(placed: Placed, work: _Work) -> None:
 
 
 def _report(placed: Placed, work: _Work) -> None:
-    """Its rules run by default; what was said of one of them is said of that one."""
+    """Its rules run by default; an entry about one of them is for that one."""
     own: dict[str, dict[str, Plain]] = {}
     parameters = placed.inner("RuleParameters")
     for key, value in parameters.data.items():
@@ -147,7 +147,7 @@ def _counterpart(
             use=rule.meta.name,
             preset=preset,
             params=params,
-            # A rule that stops by default must be told not to.
+            # A rule that stops by default gets a list of actions without a stop.
             actions=tuple(actions) if actions or rule.meta.stop_worthy else None,
         )
     )

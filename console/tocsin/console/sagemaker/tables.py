@@ -372,3 +372,25 @@ ACTIONS: Final[Mapping[str, str]] = {
     "SMS": "a receiver of the type `sms`, through AWS SNS with the machine's credentials.",
 }
 """The built-in actions, in words."""
+
+TRIALS: Final[Mapping[str, str]] = {
+    "create_trial(path)": "`open_run(run_id, store=…, bus=…)`: a folder, a bucket, or a live bus",
+    "trial.tensor_names(regex=, collection=)": "`run.tensors(regex, collection)`, together too",
+    "trial.tensor(name)": "`run.tensor(name, collection)`; raises `NotCaptured`, which lists names",
+    "trial.has_tensor(name)": "`name in run.tensors()`",
+    "trial.collections(), collection(name)": "`run.collections()`",
+    "trial.steps(mode)": "`run.steps(mode)`, of optimizer steps",
+    "trial.modes, mode(step), mode_step(step)": "the argument `mode` of each method",
+    "trial.wait_for_steps([n])": "`run.wait_for_step(n, timeout_s=…)`: it does not poll",
+    "trial.has_passed_step(n)": "`run.wait_for_step(n, timeout_s=0)`",
+    "trial.workers()": "`run.ranks()`",
+    "trial.loaded_all_steps": "`run.view.state`",
+    "tensor.steps(mode)": "`tensor.statistic(name).steps`; of whole tensors `tensor.saved_steps()`",
+    "tensor.value(step, worker=)": "`tensor.value(step, rank)`, for collections with `save: full`",
+    "tensor.reduction_value(step, name)": "`tensor.statistic(name)`: all steps at once",
+    "tensor.shape(step)": "`tensor.value(step).shape`",
+    "loss values of trial.tensor(name)": '`run.series("loss")`, one number for each step',
+    "ProfilerTrial, system metrics": "`run.system(node)`",
+    "TensorUnavailable, StepUnavailable": "`NotCaptured`",
+}
+"""What the trial API of its Python library is here."""

@@ -11,6 +11,7 @@ from typing import Final
 from tocsin.console.context import CommandContext
 from tocsin.console.services.private_delivery import private_delivery
 from tocsin.console.views.issues import delivery_facts
+from tocsin.console.views.stop_targets import TargetSeen, target_facts
 from tocsin.schemas.ids import incarnation_id, issue_id, new_id
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.deliveries import Delivery
@@ -93,10 +94,11 @@ def as_text(deliveries: Sequence[Delivery], timeout_s: float) -> str:
     return "\n".join(lines)
 
 
-def as_json(deliveries: Sequence[Delivery]) -> str:
-    """The deliveries as JSON, as `tocsin issues --json` has them."""
+def as_json(deliveries: Sequence[Delivery], targets: Sequence[TargetSeen] = ()) -> str:
+    """The deliveries as JSON, as `tocsin issues --json` has them, and the stop targets."""
     facts = [delivery_facts(delivery) for delivery in deliveries]
-    return json.dumps({"version": 1, "deliveries": facts}, indent=2)
+    document = {"version": 1, "deliveries": facts, "targets": target_facts(targets)}
+    return json.dumps(document, indent=2)
 
 
 def _row(delivery: Delivery) -> tuple[str, str, str, str]:

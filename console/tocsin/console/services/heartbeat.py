@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from pydantic import SecretStr
 
-from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.receivers.http import HttpPoster, http_url
 from tocsin.console.context import CommandContext
@@ -80,7 +80,7 @@ def sender_url(url: SecretStr, sender: str) -> SecretStr:
 
 
 def sender_name(service: str, http: str | None = None) -> str:
-    """`rules@HOST`; with the port of `--http`, which tells the workers of one host apart."""
+    """`rules@HOST`; with the port of `--http`, which differs between the workers of one host."""
     port = "" if http is None else ":" + http.rpartition(":")[2]
     return f"{service}@{socket.gethostname()}{port}"
 

@@ -73,7 +73,7 @@ async def check_heartbeats(
                 message = "listening for heartbeats at %s"
                 logger.info(message, url, extra={"action": "start"})
                 while not (stopping.is_set() or delivery.worker.done()):
-                    for change in senders.look(unix_ms()):
+                    for change in senders.check(unix_ms()):
                         changes.put_nowait(change)
                     while not changes.empty():
                         change = changes.get_nowait()

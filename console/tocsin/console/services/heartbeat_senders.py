@@ -69,7 +69,7 @@ class Senders:
         reason = f"{name} pings again, after {_seconds(now_ms - since_ms)}"
         return Change(name, "back", since_ms, reason)
 
-    def look(self, now_ms: int) -> list[Change]:
+    def check(self, now_ms: int) -> list[Change]:
         """Who has gone silent since the last look; each outage is reported once.
 
         After a pause of this process (a suspended machine) nobody could be heard: all senders get

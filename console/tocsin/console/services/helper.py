@@ -1,4 +1,4 @@
-"""The helper process of one run on an embedded bus: sampler, rules and actions in one event loop.
+"""The helper process of one run on an embedded bus: sampler, rules, actions, archive in one loop.
 
 Started by name by the launcher, which drives it through stdin (`tocsin.emitter.launch.helper`). It
 serves only its run: consumer groups of its own, and a lease on the bus, so that `tocsin rules` and
@@ -15,13 +15,15 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.port import Bus, BusError, From, Lease, Producer
 from tocsin.console.context import CommandContext, read_context
+from tocsin.console.services.attached_reports import AttachedReports
 from tocsin.console.services.heartbeat import Heartbeat, run_name, target_of
+from tocsin.console.services.own_archive import OwnArchive
 from tocsin.console.services.reload import (
     ActionsReload,
     ConfigurationWatch,
@@ -54,14 +56,22 @@ LEFTOVERS: Final = 3
 """Exit code: the job is over, and something is left in the ledger."""
 
 
+class RankNews(NamedTuple):
+    """What the rank of that process did: it has `left`, begins `saving` a checkpoint, has `saved`
+    it."""
+
+    what: str
+    pid: int
+
+
 class Orders:
     """What the launcher says on stdin, line by line. `gone` is set at its end."""
 
     def __init__(self) -> None:
         self.job: int | None = None
         self.drain_s: float | None = None
-        self.stops: list[StopOrder | int] = []
-        """Orders to end a rank, and pids of ranks that have left, as they came."""
+        self.stops: list[StopOrder | RankNews] = []
+        """Orders to end a rank, and what ranks did, as they came."""
         self.changed = asyncio.Event()
         self.gone = False
 
@@ -94,8 +104,8 @@ class Orders:
                 self.drain_s = _seconds(value)
             elif word == "stop":
                 self.stops.append(StopOrder.model_validate_json(value))
-            elif word == "left":
-                self.stops.append(_pid(value))
+            elif word in ("left", "saving", "saved"):
+                self.stops.append(RankNews(word, _pid(value)))
         except ValueError:
             logger.warning("unknown order: %r", line[:100], extra={"action": "order"})
         self.changed.set()
@@ -146,6 +156,7 @@ class Helper:
             config_path=context.loaded.path,
             software=SOFTWARE,
             trusted=trusted_keys(context),
+            report=AttachedReports(bus.url, context.loaded.path).make,
             crash=crash,
         )
         self._rules = build_rules_service(
@@ -165,6 +176,7 @@ class Helper:
             for service in (self._rules, self._actions)
         ]
         rules, actions = self._workers
+        self._archive = OwnArchive(bus, context, run_id, since_ms=since_ms, crash=crash)
         self._heartbeat = Heartbeat(
             target_of(context),
             sender=run_name(run_id),
@@ -203,6 +215,7 @@ class Helper:
             reporting.append(asyncio.create_task(self._report.run(), name="node-report"))
         watching = asyncio.create_task(self.watch.run(), name="configuration")
         beating = asyncio.create_task(self._heartbeat.run(), name="heartbeat")
+        archiving = asyncio.create_task(self._archive.run(), name="archive")
         code = 0
         draining: list[asyncio.Task[bool]] = []
         try:
@@ -234,9 +247,11 @@ class Helper:
             for worker in self._workers:
                 worker.stop()
             done = await asyncio.gather(*parts, watching, beating, return_exceptions=True)
-            for task in (ended, *reporting, *draining):
+            for task in (ended, archiving, *reporting, *draining):
                 task.cancel()
-            await asyncio.wait([ended, *reporting, *draining])
+            await asyncio.wait([ended, archiving, *reporting, *draining])
+            # What the workers have published last is in it.
+            await self._archive.finish()
         for error in done:
             if isinstance(error, BaseException):
                 logger.error("a worker failed", exc_info=error, extra={"action": "stop"})
@@ -258,7 +273,7 @@ class Helper:
 
 
 class _Enforcement:
-    """Ends ranks that do not leave; what it tells is published from the first order on."""
+    """Ends ranks that do not leave; its answers are published from the first order on."""
 
     def __init__(self, bus: Bus, context: CommandContext, run_id: str) -> None:
         self._bus = bus
@@ -272,7 +287,7 @@ class _Enforcement:
         """The stops under way."""
         return self._enforcer.under_way
 
-    async def apply(self, stops: list[StopOrder | int]) -> None:
+    async def apply(self, stops: list[StopOrder | RankNews]) -> None:
         """Carry out what was ordered by now, and clear the list."""
         if stops and self._publishing is None:
             try:
@@ -287,11 +302,13 @@ class _Enforcement:
         for order in orders:
             if isinstance(order, StopOrder):
                 self._enforcer.obey(order)
+            elif order.what == "left":
+                self._enforcer.left(order.pid)
             else:
-                self._enforcer.left(order)
+                self._enforcer.saving(order.pid, on=order.what == "saving")
 
     async def close(self) -> None:
-        """Give up what is under way, and publish what was said."""
+        """Give up what is under way, and publish the results."""
         await self._enforcer.close()
         if self._publishing is not None:
             await self._publisher.flush(ANSWERS_S)
@@ -318,7 +335,7 @@ def _report(bus: Bus, context: CommandContext, arguments: argparse.Namespace) ->
     if arguments.incarnation is None:
         return None
     speaker = Speaker(run_id=arguments.run_id, incarnation=arguments.incarnation)
-    plan = NodePlan.of(context.config.capture.system, context.loaded.folder)
+    plan = NodePlan.from_section(context.config.capture.system, context.loaded.folder)
     return NodeReport(bus, context.topics, speaker, folder=Path.cwd(), plan=plan)
 
 

@@ -12,12 +12,16 @@ from pathlib import Path
 
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.console.context import CommandContext, check_custom_rules, read_context
+from tocsin.console.files import check_writable
+from tocsin.console.services.final_report import check_report
 from tocsin.console.services.notify_addresses import KeptAddresses
 from tocsin.emitter.launch.helper import DRAIN_S
 from tocsin.emitter.launch.helper_child import helper_command, helper_words
 from tocsin.emitter.launch.options import LaunchOptions
 from tocsin.emitter.process.identity import launch_job_id, resolve_run_id, restart_count
+from tocsin.emitter.stop.early_stop import EarlyStop, early_stop
 from tocsin.schemas.configuration.file import Config
+from tocsin.schemas.configuration.store import capture_json
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.ids import incarnation_id, new_id
 from tocsin.schemas.key_folder import keys_folder, own_key
@@ -26,7 +30,7 @@ from tocsin.schemas.monotonic_clock import unix_ms
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What stands on the command line before `--`."""
+    """What is on the command line before `--`."""
 
     config: Path | None = None
     bus: str | None = None
@@ -35,6 +39,7 @@ class RunOptions:
     notify: Sequence[str] = ()
     allow_command: Sequence[str] = ()
     summary: Path | None = None
+    report: Path | None = None
     stop: bool = True
     drain_s: float = DRAIN_S
     require_bus: bool = False
@@ -73,7 +78,9 @@ def launch_options(
     _check_receivers(context, options, env)
     if context.embedded:
         check_custom_rules(context)
-    _check_summary(options.summary)
+    check_writable(options.summary, "--summary", "summary.json")
+    if options.report is not None:
+        check_report(options.report)
     run_id = resolve_run_id(options.run_id, env)
     job_id = launch_job_id(env)
     incarnation = incarnation_id(run_id, job_id, restart_count(env), 0)
@@ -88,6 +95,7 @@ def launch_options(
         _have_a_key(env)
     config = context.config
     trusted = config.stop.trusted_keys or ()
+    early = early_stop(config, context.settings.labels)
     words = _helper_words(context, options, run_id, bus.url, incarnation)
     return LaunchOptions(
         command=tuple(command),
@@ -98,23 +106,31 @@ def launch_options(
         open_bus=context.open_bus,
         config=context.loaded.path,
         labels=context.settings.labels,
-        capture=config.capture.model_dump_json(exclude_defaults=True),
+        capture=capture_json(config.capture, context.settings.store, context.loaded.folder),
         stop=options.stop,
         pin=None if config.stop.pin == "off" else config.stop.pin,
         hold=config.stop.on_restart == "hold",
+        before_update=early.checkpoint,
         trusted_keys=tuple(context.loaded.locate(path) for path in trusted),
         drain_s=options.drain_s,
         quiet=options.quiet,
         summary=options.summary,
         require_bus=options.require_bus,
         again=options.again,
-        warnings=(*context.warnings, *(() if context.embedded else _without_effect(context))),
+        warnings=_warnings(context, early),
         kept=keep,
         prices=config.prices,
         helper_log=log,
         helper=helper_command(words) if context.embedded else (),
         serve=partial(_serve, context, words) if context.embedded else None,
     )
+
+
+def _warnings(context: CommandContext, early: EarlyStop) -> tuple[str, ...]:
+    """Lines for the start of the run."""
+    without_effect = () if context.embedded else _without_effect(context)
+    unguarded = (f"stop.before_update has no effect: {early.why_not}",) if early.why_not else ()
+    return (*context.warnings, *without_effect, *unguarded)
 
 
 def _without_effect(context: CommandContext) -> tuple[str, ...]:
@@ -131,19 +147,24 @@ def _without_effect(context: CommandContext) -> tuple[str, ...]:
 
 
 def _check_receivers(context: CommandContext, options: RunOptions, env: Mapping[str, str]) -> None:
-    """Whether notices can be sent, as far as that is known before anything is.
+    """Whether notices can be sent and targets asked, as far as that is known before anything is.
 
     Raises:
         ConfigurationError: a receiver or an address of `--notify` cannot be used.
-        MissingExtra: what it needs is not installed.
+        MissingExtra: what it, or a target, needs is not installed.
     """
     if context.embedded and context.config.heartbeat is not None:
         from tocsin.console.services.heartbeat import target_of
 
         target_of(context)
+    if context.embedded and context.config.targets:
+        from tocsin.actions.targets.build import check_installed
+        from tocsin.actions.targets.registry import TargetKinds
+
+        check_installed(context.config.targets, TargetKinds())
     if not options.notify and not (context.embedded and context.config.receivers):
         return
-    # Not paid by who tells nobody.
+    # Only who notifies somebody pays for this.
     from tocsin.actions.receivers.address_guard import AddressGuard
     from tocsin.actions.receivers.build import check_usable
     from tocsin.actions.receivers.email.config import EmailReceiver
@@ -172,25 +193,6 @@ def _check_receivers(context: CommandContext, options: RunOptions, env: Mapping[
                 )
 
 
-def _check_summary(path: Path | None) -> None:
-    """Whether the summary can be written: said now, not when the job is over.
-
-    Raises:
-        ConfigurationError: it cannot.
-    """
-    if path is None:
-        return
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise ConfigurationError(
-            f"--summary {path}: no folder {folder}: create it, or name another file"
-        )
-    if path.is_dir() or not os.access(folder, os.W_OK):
-        raise ConfigurationError(
-            f"--summary {path}: expected a file that can be written, like summary.json"
-        )
-
-
 def _answers(host: str, port: int) -> bool:
     """Whether somebody listens there. May block for a second."""
     try:
@@ -210,7 +212,7 @@ def _serve(context: CommandContext, words: Sequence[str]) -> int:
 def _helper_words(
     context: CommandContext, options: RunOptions, run_id: str, url: str, incarnation: str
 ) -> tuple[str, ...]:
-    """What the helper process is told that serves this run on the embedded bus."""
+    """The order for the helper process that serves this run on the embedded bus."""
     # Everything of this job comes later than now; the bus may hold days of other runs.
     now_ms = unix_ms()
     words = helper_words(
@@ -228,6 +230,6 @@ def _helper_words(
 
 def _have_a_key(env: Mapping[str, str]) -> None:
     """On the embedded bus this machine signs and obeys; it needs a key pair for that."""
-    # Without one the run is watched all the same; the launcher says that stops will be refused.
+    # Without one the run is watched anyway; the launcher says that stops will be refused.
     with contextlib.suppress(ConfigurationError):
         own_key(keys_folder(env))

@@ -1,4 +1,4 @@
-"""The log of commands that run until they are told to end: on stderr, one line each."""
+"""The log of commands that run until a signal ends them: on stderr, one line each."""
 
 from __future__ import annotations
 

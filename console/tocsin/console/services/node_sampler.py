@@ -1,4 +1,4 @@
-"""`tocsin sample`: samples this node for the runs that are here, until it is told to end."""
+"""`tocsin sample`: samples this node for the runs that are here, until a signal ends it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VIEW_S: Final = 30.0
 
 def plan_samples(context: CommandContext, interval: str | None) -> NodePlan:
     """What `--interval` and the configuration say. Raises ConfigurationError."""
-    plan = NodePlan.of(context.config.capture.system, context.loaded.folder)
+    plan = NodePlan.from_section(context.config.capture.system, context.loaded.folder)
     if interval is None:
         return plan
     try:
@@ -52,7 +52,7 @@ async def sample_node(context: CommandContext, run_id: str | None, plan: NodePla
         ConfigurationError: the node's folder cannot be made.
     """
     try:
-        folder = NodeFolder.of(os.environ)
+        folder = NodeFolder.from_environ(os.environ)
     except OSError as error:
         raise ConfigurationError(
             f"no folder for this node's runs and locks: {error}; "

@@ -1,6 +1,6 @@
 """The addresses of `--notify` of launches whose notices are not all delivered yet.
 
-They stand in no configuration file and, because they may hold tokens, on no topic. `tocsin run`
+They are in no configuration file and, because they may hold tokens, on no topic. `tocsin run`
 keeps them beside the embedded bus, for this user alone, until all of its notices are final; should
 it be killed or end before, `tocsin actions` reads them there.
 """
@@ -32,7 +32,7 @@ class KeptAddresses:
 
     bus_file: Path
     launch: str
-    """What tells this launch from all others; a name for a file."""
+    """An id that differs for each launch; a name for a file."""
     notify: tuple[str, ...]
 
     def keep(self, incarnations: Collection[str]) -> None:

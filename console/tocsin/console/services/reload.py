@@ -150,10 +150,10 @@ class ConfigurationWatch:
                 async with asyncio.timeout(LOOK_S):
                     await self._asked.wait()
             if not self._stopping:
-                await self.look(asked=self._asked.is_set())
+                await self.check(asked=self._asked.is_set())
         await self._forget_refusal()
 
-    async def look(self, *, asked: bool = False) -> None:
+    async def check(self, *, asked: bool = False) -> None:
         """One look at the files, and what follows from it."""
         self._asked.clear()
         seen = await asyncio.to_thread(stamp_of, self._context.loaded.path)
@@ -239,7 +239,7 @@ def reload_signal(watch: ConfigurationWatch) -> Iterator[None]:
 
 def refused_record(topics: Topics, refused: ConfigurationRefused) -> Outgoing:
     """The record for the control topic. Pure."""
-    event = Event.of(
+    event = Event.wrap(
         refused,
         id=f"{refused.worker}/{refused.at_ms}"[:200],
         source="/workers",

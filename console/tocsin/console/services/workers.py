@@ -1,4 +1,4 @@
-"""`tocsin rules` and `tocsin actions`: one worker of a service, run until it is told to end."""
+"""`tocsin rules`, `actions` and `archive`: the worker of a service, run until a signal ends it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Bus
 from tocsin.console.context import CommandContext, check_custom_rules
 from tocsin.console.links.server import LinkPages
+from tocsin.console.services.attached_reports import AttachedReports
 from tocsin.console.services.heartbeat import Heartbeat, sender_name, target_of
 from tocsin.console.services.notify_addresses import kept_addresses
 from tocsin.console.services.reload import (
@@ -28,15 +29,18 @@ from tocsin.console.services.reload import (
     reload_signal,
 )
 from tocsin.emitter.stop.verification import read_keys
-from tocsin.runtime.http import HttpEndpoints, Pages, open_metrics
+from tocsin.runtime.heap import rare_collections
+from tocsin.runtime.http import HttpEndpoints, Pages, service_metrics
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.service import Service
 from tocsin.runtime.shutdown import Part, serve, stop_signals
 from tocsin.runtime.testing import CrashPoints
+from tocsin.runtime.watchdog import Watchdog
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.key_folder import keys_folder, own_key
 from tocsin.schemas.signing import TrustedKeys
+from tocsin.store.manifest import FAMILIES
 from tocsin.stream_rules.service import RulesService, build_rules_service
 
 logger = logging.getLogger(__name__)
@@ -57,9 +61,17 @@ def trusted_keys(context: CommandContext) -> Callable[[], TrustedKeys]:
 
 
 async def run_rules(
-    context: CommandContext, *, allow_cidr: Sequence[str] = (), http: str | None = None
+    context: CommandContext,
+    *,
+    allow_cidr: Sequence[str] = (),
+    http: str | None = None,
+    member: str | None = None,
+    standby_bytes: int = 0,
 ) -> int:
     """Telemetry in, issues out, until SIGTERM or SIGINT. The exit code.
+
+    `member` is the worker's name in its group, where it has one that survives a restart.
+    `standby_bytes`: how much it keeps, on Kafka, of the states of other workers' runs.
 
     Raises:
         ConfigurationError: a custom rule cannot be loaded, or a CIDR is wrong.
@@ -76,7 +88,17 @@ async def run_rules(
         return RulesReload(worker, service, context).prepare
 
     group = f"{context.topics.prefix}-rules"
-    return await _run(context, build, reload, group=group, allow_cidr=allow_cidr, http=http)
+    return await _run(
+        context,
+        build,
+        reload,
+        group=group,
+        allow_cidr=allow_cidr,
+        http=http,
+        member=member,
+        # On an embedded bus the other workers are the helpers of runs, whose states are followed.
+        standby_bytes=0 if context.embedded else standby_bytes,
+    )
 
 
 async def run_actions(
@@ -85,6 +107,7 @@ async def run_actions(
     allow_cidr: Sequence[str] = (),
     allow_command: Sequence[str] = (),
     http: str | None = None,
+    member: str | None = None,
 ) -> int:
     """Issues in, notices and stops out, until SIGTERM or SIGINT. The exit code.
 
@@ -111,6 +134,7 @@ async def run_actions(
             metrics=metrics,
             trusted=trusted_keys(context),
             links=True,
+            report=AttachedReports(bus.url, context.loaded.path).make,
             software=SOFTWARE,
             crash=crash,
         )
@@ -136,8 +160,92 @@ async def run_actions(
         )
     group = f"{context.topics.prefix}-actions"
     return await _run(
-        context, build, reload, group=group, allow_cidr=allow_cidr, http=http, pages=pages
+        context,
+        build,
+        reload,
+        group=group,
+        allow_cidr=allow_cidr,
+        http=http,
+        member=member,
+        pages=pages,
     )
+
+
+async def run_archive(context: CommandContext, *, http: str | None = None) -> int:
+    """Telemetry and what was found in it into files, until SIGTERM or SIGINT. The exit code.
+
+    On an embedded bus it archives runs that a helper archives, too: the manifest of a run keeps the
+    two apart, so nothing is there twice.
+
+    Raises:
+        ConfigurationError: the store cannot be used.
+        MissingExtra: the extra `store` is not installed.
+    """
+    from tocsin.store.archive.service import ArchiveService, FlushPolicy, check_store
+    from tocsin.store.archive.upkeep import Upkeep
+    from tocsin.store.configured import keep_of
+
+    store = context.open_store()
+    await asyncio.to_thread(check_store, store)
+    for line in context.warnings:
+        logger.warning("%s", line, extra={"action": "start"})
+    guard = AddressGuard(private=context.embedded)
+    group = f"{context.topics.prefix}-archive"
+    metrics = service_metrics(group, software=SOFTWARE, served=http is not None, environ=os.environ)
+    crash = CrashPoints.from_environment(os.environ)
+    every_ms = round(context.settings.store.every.total_seconds() * 1000)
+    stopping = asyncio.Event()
+    with stop_signals(stopping):
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(asyncio.to_thread, metrics.close)
+            bus = await _connected(stack, context, stopping)
+            if bus is None:
+                return 0
+            upkeep = Upkeep(
+                store, topics=context.topics, keep=keep_of(context.settings.store), crash=crash
+            )
+            services = [
+                ArchiveService(
+                    store,
+                    family,
+                    topics=context.topics,
+                    upkeep=upkeep,
+                    policy=FlushPolicy(every_ms=every_ms),
+                    metrics=metrics,
+                    crash=crash,
+                )
+                for family in FAMILIES
+            ]
+            workers = [
+                Worker(
+                    bus,
+                    service,
+                    topics=context.topics,
+                    group=f"{context.topics.prefix}-{service.name}",
+                    metrics=metrics,
+                    settings=WorkerSettings(software=SOFTWARE),
+                    crash=crash,
+                )
+                for service in services
+            ]
+            heartbeat = Heartbeat(
+                target_of(context),
+                sender=sender_name("archive", http),
+                service="archive",
+                workers=workers,
+                guard=guard,
+                is_over=stopping.is_set,
+                software=SOFTWARE,
+                metrics=metrics,
+            )
+            parts: list[Part] = [*workers, heartbeat]
+            if http is not None:
+                host, port = http_address(http)
+                ready = [worker.ready.is_set for worker in workers]
+                parts.append(HttpEndpoints(host, port, metrics, ready))
+            logger.info("archiving %s into %s", bus.url, store.url, extra={"action": "start"})
+            upkeep.start()
+            return await serve(parts, stopping)
 
 
 async def _run(
@@ -148,17 +256,20 @@ async def _run(
     group: str,
     allow_cidr: Sequence[str],
     http: str | None,
+    member: str | None,
+    standby_bytes: int = 0,
     pages: Callable[[Bus, ServiceT, Metrics], Pages] | None = None,
 ) -> int:
     guard = AddressGuard(private=context.embedded, allow=parse_networks(allow_cidr))
     target = target_of(context)
     for line in context.warnings:
         logger.warning("%s", line, extra={"action": "start"})
-    metrics = Metrics() if http is None else open_metrics()
+    metrics = service_metrics(group, software=SOFTWARE, served=http is not None, environ=os.environ)
     crash = CrashPoints.from_environment(os.environ)
     stopping = asyncio.Event()
     with stop_signals(stopping):
         async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(asyncio.to_thread, metrics.close)
             bus = await _connected(stack, context, stopping)
             if bus is None:
                 return 0
@@ -168,9 +279,10 @@ async def _run(
                 service,
                 topics=context.topics,
                 group=group,
+                member=member,
                 skip=_held_by_its_helper(bus) if context.embedded else None,
                 metrics=metrics,
-                settings=WorkerSettings(software=SOFTWARE),
+                settings=WorkerSettings(software=SOFTWARE, standby_bytes=standby_bytes),
                 crash=crash,
             )
             heartbeat = Heartbeat(
@@ -190,13 +302,14 @@ async def _run(
                 service=service.name,
                 metrics=metrics,
             )
-            parts: list[Part] = [watch, worker, heartbeat]
+            watchdog = Watchdog(lambda: worker.alive_ms)
+            parts: list[Part] = [watchdog, watch, worker, heartbeat]
             if http is not None:
                 host, port = http_address(http)
                 own = None if pages is None else pages(bus, service, metrics)
                 parts.append(HttpEndpoints(host, port, metrics, [worker.ready.is_set], pages=own))
             logger.info("working on %s as %s", bus.url, group, extra={"action": "start"})
-            with reload_signal(watch):
+            with reload_signal(watch), rare_collections():
                 return await serve(parts, stopping)
 
 

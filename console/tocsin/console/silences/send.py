@@ -18,7 +18,7 @@ from tocsin.console.publication import publish_signed
 from tocsin.console.views.bus_view import read_all
 from tocsin.emitter.stop.verification import read_keys
 from tocsin.schemas.configuration.entries import parse_label_key
-from tocsin.schemas.configuration.silences import Muted
+from tocsin.schemas.configuration.routing.silences import Muted
 from tocsin.schemas.configuration.values import parse_duration, parse_moment
 from tocsin.schemas.errors import ConfigurationError, RecordError, SignatureError
 from tocsin.schemas.ids import new_id
@@ -53,7 +53,7 @@ def read_request(
     """Check what was typed.
 
     Raises:
-        ConfigurationError: a part of it is none; the message names it.
+        ConfigurationError: a part of it is not one; the message names it.
     """
     if (lasts is None) == (until is None):
         raise ConfigurationError("expected either --for, like 2h, or --until")

@@ -25,9 +25,10 @@ from tocsin.emitter.stop.verification import (
 )
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.monotonic_clock import unix_ms
-from tocsin.schemas.records.runs import RunData, StopView
+from tocsin.schemas.records.run_view import StopView
+from tocsin.schemas.records.runs import RunData
 from tocsin.schemas.records.runs_view import RunSeen
-from tocsin.schemas.records.stops import StopAnswer
+from tocsin.schemas.records.stops.commands import StopAnswer
 from tocsin.schemas.records.wire import event_data, read_signature
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 
@@ -41,7 +42,7 @@ async def find_run(bus: Bus, topics: Topics, text: str) -> tuple[RunSeen, Reader
     try:
         view = choose_run(known.runs, text)
     except ConfigurationError:
-        # No rules worker has made a view of it. A run that lives says so every ten seconds.
+        # No rules worker has made a view of it. A run that lives sends a heartbeat every 10 s.
         run = RunSeen(text)
         since = From.time(unix_ms() - _HEARD_MS)
         reader = await bus.reader({Partition(topics.telemetry, telemetry_partition(text)): since})

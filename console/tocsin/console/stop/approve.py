@@ -15,7 +15,7 @@ from tocsin.console.publication import publish_signed
 from tocsin.console.views.bus_view import read_view
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.deliveries import Delivery
-from tocsin.schemas.records.stop_control import StopAnswered
+from tocsin.schemas.records.stops.control import StopAnswered
 from tocsin.schemas.text import plain_line
 from tocsin.schemas.topics import Topics, issue_partition
 
@@ -51,25 +51,41 @@ async def answer_stop(
     async with context.open_bus(create=False) as bus:
         view = await read_view(bus, context.topics)
         stop = choose_stop(view.deliveries, reply.text)
-        answer = StopAnswered(
-            run_id=stop.run_id,
-            incarnation=stop.incarnation,
-            delivery_id=stop.delivery_id,
-            verdict=reply.verdict,
-            by=reply.by,
-            why=reply.why,
-            at_ms=now_ms,
-        )
-        await publish_signed(
-            bus,
-            context.topics,
-            answer,
-            answer.key,
-            environ,
-            now_ms=now_ms,
-            partitions=[issue_partition(stop.run_id)],
-        )
+        await send_answer(bus, context.topics, stop, reply, environ, now_ms)
         return await _answered(bus, context.topics, stop)
+
+
+async def send_answer(
+    bus: Bus,
+    topics: Topics,
+    stop: Delivery,
+    reply: StopReply,
+    environ: Mapping[str, str],
+    now_ms: int,
+) -> None:
+    """Put the answer to that stop on the bus.
+
+    Raises:
+        ConfigurationError: no key can be made. BusError: the bus does not answer.
+    """
+    answer = StopAnswered(
+        run_id=stop.run_id,
+        incarnation=stop.incarnation,
+        delivery_id=stop.delivery_id,
+        verdict=reply.verdict,
+        by=reply.by,
+        why=reply.why,
+        at_ms=now_ms,
+    )
+    await publish_signed(
+        bus,
+        topics,
+        answer,
+        answer.key,
+        environ,
+        now_ms=now_ms,
+        partitions=[issue_partition(stop.run_id)],
+    )
 
 
 def choose_stop(deliveries: Sequence[Delivery], text: str) -> Delivery:

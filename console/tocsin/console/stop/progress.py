@@ -13,10 +13,10 @@ from tocsin.console.views.stop_history import StopHistory, checkpoint_line, hist
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.ids import new_id
 from tocsin.schemas.records.events import Event
-from tocsin.schemas.records.runs import RunData, StopView
+from tocsin.schemas.records.run_view import StopView
+from tocsin.schemas.records.runs import RunData
 from tocsin.schemas.records.runs_view import CommandSeen, RunSeen
-from tocsin.schemas.records.stop_progress import answered
-from tocsin.schemas.records.stops import (
+from tocsin.schemas.records.stops.commands import (
     StopAcknowledged,
     StopAnswer,
     StopCheckpoint,
@@ -27,6 +27,7 @@ from tocsin.schemas.records.stops import (
     StopRefused,
     StopRequested,
 )
+from tocsin.schemas.records.stops.progress import answered
 from tocsin.schemas.text import plain_line
 
 UNDER_WAY: Final = frozenset(
@@ -66,7 +67,7 @@ def stop_event(
         nonce=new_id(),
         grace_s=grace_s,
     )
-    return Event.of(
+    return Event.wrap(
         command,
         id=command.command_id,
         source="/console",
@@ -100,7 +101,7 @@ class Answers:
         self._last_ms: int | None = None
 
     def requested(self, command: CommandSeen) -> None:
-        """The command as the bus has it; the first answer is told with the time since it came."""
+        """The command as the bus has it; the first answer is shown with the time since it came."""
         self._asked, self._last_ms = command, command.append_ms
 
     @property
@@ -121,7 +122,7 @@ class Answers:
         if not isinstance(data, StopAnswer):
             return None
         if data.command_id != self._command_id:
-            # Commands to one training have one effect, which may be said of the first alone.
+            # Commands to one training have one effect, which may be reported of the first alone.
             if not same or not isinstance(data, StopLeft | StopEscalated | StopExited):
                 return None
             data = data.model_copy(update={"command_id": self._command_id})

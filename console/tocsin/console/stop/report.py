@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
@@ -14,7 +13,7 @@ from tocsin.actions.decision.planned import STOP
 from tocsin.schemas.compute import NO_PRICES, Compute, hours_of, saved_by_stop
 from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.deliveries import Delivery
-from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.records.runs_view import RunsView
 from tocsin.schemas.text import plain_line
 
@@ -64,14 +63,16 @@ class RuleStops:
         return self.false_alarms / answered if answered else None
 
 
-def stops_of_rules(view: RunsView, prices: PricesConfig = NO_PRICES) -> Sequence[RuleStops]:
-    """Of each rule that decided to stop a run, by name."""
+def stops_of_rules(
+    view: RunsView, prices: PricesConfig = NO_PRICES, *, since_ms: int = 0
+) -> Sequence[RuleStops]:
+    """Of each rule that decided to stop a run, by name; of stops that changed since `since_ms`."""
     rules: dict[str, RuleStops] = {}
     seen: set[tuple[str, str, str]] = set()
     for stop in view.deliveries:
         training = (stop.rule, stop.run_id, stop.incarnation)
         counts = stop.state == "delivered" or stop.held is not None
-        if stop.kind != STOP or not counts or training in seen:
+        if stop.kind != STOP or not counts or training in seen or stop.updated_ms < since_ms:
             continue
         seen.add(training)
         rule = rules.setdefault(stop.rule, RuleStops(stop.rule))
@@ -114,11 +115,10 @@ def report_table(rules: Sequence[RuleStops], prices: PricesConfig = NO_PRICES) -
     return table
 
 
-def report_json(rules: Sequence[RuleStops], prices: PricesConfig = NO_PRICES) -> str:
-    """The report for programs: one object with `version`, `rules`, `currency` and `method`."""
+def report_facts(rules: Sequence[RuleStops], prices: PricesConfig = NO_PRICES) -> dict[str, object]:
+    """The report as JSON values: `version`, `rules`, `currency` and `method`."""
     found = [{**asdict(one), "wrong_share": one.wrong_share} for one in rules]
-    document = {"version": 1, "rules": found, "currency": prices.currency, "method": METHOD}
-    return json.dumps(document, indent=2)
+    return {"version": 1, "rules": found, "currency": prices.currency, "method": METHOD}
 
 
 def _compute(stop: Delivery, view: RunsView, prices: PricesConfig) -> Compute | None:

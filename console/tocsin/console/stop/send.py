@@ -33,10 +33,10 @@ from tocsin.schemas.key_folder import keys_folder, own_key
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.events import Event, clip
 from tocsin.schemas.records.runs_view import RunSeen
-from tocsin.schemas.records.stops import StopRequested
+from tocsin.schemas.records.stops.commands import StopRequested
 
 QUIET_S: Final = 5.0
-"""After so long without an answer a line says so."""
+"""After so long without an answer a line reports that."""
 
 BEYOND_GRACE_S: Final = 20.0
 """How much longer than both graces (for the edge, and after SIGTERM) the default wait is."""
@@ -47,15 +47,20 @@ _DAY_S: Final = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequest:
-    """What the person asked for. `wait_s` None is as long as an escalation takes, 0 not at all."""
+    """What the person asked for. `wait_s` None is as long as an escalation takes, 0 not at all;
+    `by` None is this person.
+    """
 
     run: str
     reason: str
     grace_s: float
     wait_s: float | None = None
+    by: str | None = None
 
 
-def read_options(run: str, reason: str, *, grace: str, wait_s: float | None) -> StopRequest:
+def read_options(
+    run: str, reason: str, *, grace: str, wait_s: float | None, by: str | None = None
+) -> StopRequest:
     """Check what was asked for.
 
     Raises:
@@ -71,7 +76,7 @@ def read_options(run: str, reason: str, *, grace: str, wait_s: float | None) -> 
         raise ConfigurationError(f"--grace {grace}: {error}") from None
     if grace_s > _DAY_S:
         raise ConfigurationError(f"--grace {grace}: expected at most 1d")
-    return StopRequest(run=run, reason=reason.strip(), grace_s=grace_s, wait_s=wait_s)
+    return StopRequest(run=run, reason=reason.strip(), grace_s=grace_s, wait_s=wait_s, by=by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +147,7 @@ def _command(run: RunSeen, options: StopRequest) -> Event[StopRequested]:
     return stop_event(
         run,
         clip(options.reason),
-        requested_by=this_person(),
+        requested_by=options.by or this_person(),
         grace_s=options.grace_s,
         now_ms=unix_ms(),
     )

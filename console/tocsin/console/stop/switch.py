@@ -11,7 +11,7 @@ from tocsin.console.publication import publish_signed
 from tocsin.console.views.bus_view import read_all
 from tocsin.emitter.stop.verification import read_keys
 from tocsin.schemas.errors import RecordError, SignatureError
-from tocsin.schemas.records.stop_control import SWITCH_KEY, StopsSwitched
+from tocsin.schemas.records.stops.control import SWITCH_KEY, StopsSwitched
 from tocsin.schemas.stops_switch import StopsSwitch
 from tocsin.schemas.text import plain_line, time_text
 from tocsin.schemas.topics import ISSUE_PARTITIONS

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from tocsin.bus.port import EARLIEST, Bus, Partition, Record
+from tocsin.bus.port import EARLIEST, Bus, From, Partition, Record
 from tocsin.bus.reading import read_to_end
 from tocsin.schemas.errors import RecordError
-from tocsin.schemas.records.configurations import KEY_PREFIX, ConfigurationRefused
+from tocsin.schemas.records.configurations import WORKERS_PARTITION, ConfigurationRefused
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import IssueFiring
@@ -18,6 +18,7 @@ from tocsin.schemas.topics import (
     ISSUE_PARTITIONS,
     TELEMETRY_PARTITIONS,
     Topics,
+    TopicSpec,
     issue_partition,
     telemetry_partition,
 )
@@ -51,17 +52,7 @@ async def read_commands(bus: Bus, topics: Topics, run_id: str) -> Mapping[str, C
 
 async def read_refused(bus: Bus, topics: Topics) -> Sequence[ConfigurationRefused]:
     """The configurations that workers refuse now, by worker. Raises what `read_view` does."""
-    found: dict[bytes, ConfigurationRefused] = {}
-    async for record in read_all(bus, [Partition(topics.control, 0)]):
-        if not record.key.startswith(KEY_PREFIX):
-            continue
-        found.pop(record.key, None)
-        if record.value is not None:
-            with contextlib.suppress(RecordError):
-                event = read_event(record)
-                if event is not None and isinstance(event.data, ConfigurationRefused):
-                    found[record.key] = event.data
-    return sorted(found.values(), key=lambda one: one.worker)
+    return (await _view(bus, None, [workers_partition(topics)])).refused
 
 
 async def read_issue_events(bus: Bus, topics: Topics) -> Sequence[tuple[int, Event[Data]]]:
@@ -79,14 +70,43 @@ async def read_issue_events(bus: Bus, topics: Topics) -> Sequence[tuple[int, Eve
     return sorted(found, key=lambda one: one[0])
 
 
-def view_partitions(topics: Topics, run_id: str | None = None) -> Sequence[Partition]:
-    """Where the runs, issues and deliveries are: of one run, or of all."""
+async def count_since(bus: Bus, specs: Sequence[TopicSpec], at_ms: int) -> dict[str, int]:
+    """How many offsets of each topic were given since that time (Unix milliseconds).
+
+    Records that compaction has taken away since are among them. Raises what `read_view` does.
+    """
+    found: dict[str, int] = {}
+    for spec in specs:
+        partitions = [Partition(spec.name, number) for number in range(spec.partitions)]
+        reader = await bus.reader(dict.fromkeys(partitions, From.time(at_ms)))
+        try:
+            ends = await reader.ends(partitions)
+            starts = [await reader.position(partition) for partition in partitions]
+        finally:
+            await reader.close()
+        pairs = zip(partitions, starts, strict=True)
+        found[spec.name] = sum(max(0, ends[partition] - start) for partition, start in pairs)
+    return found
+
+
+def workers_partition(topics: Topics) -> Partition:
+    """Where the configurations are that workers refuse."""
+    return Partition(topics.control, WORKERS_PARTITION)
+
+
+def view_partitions(
+    topics: Topics, run_id: str | None = None, *, control: bool = False
+) -> Sequence[Partition]:
+    """Where the runs, issues and deliveries are, and the stop commands if `control`: of one run, or
+    of all.
+    """
     runs = range(TELEMETRY_PARTITIONS) if run_id is None else [telemetry_partition(run_id)]
     others = range(ISSUE_PARTITIONS) if run_id is None else [issue_partition(run_id)]
     return [
         *(Partition(topics.runs, number) for number in runs),
         *(Partition(topics.issues, number) for number in others),
         *(Partition(topics.actions, number) for number in others),
+        *(Partition(topics.control, number) for number in others if control),
     ]
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from rich.text import Text
 
-from tocsin.console.views.issues import SEVERITY_STYLE, issue_facts
+from tocsin.console.views.issues import SEVERITY_STYLE, told_facts
 from tocsin.console.views.receivers import Suspended, suspended_lines, suspended_receivers
 from tocsin.console.views.sparkline import Bucket, sparkline
 from tocsin.console.views.stop_history import (
@@ -24,7 +23,7 @@ from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.deliveries import ACKNOWLEDGED, LATE, REPEAT, STOPPED, Delivery
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import IssueFiring, Series
-from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.records.runs_view import CommandSeen, RunsView, StateSeen
 from tocsin.schemas.text import (
     checkpoint_text,
@@ -58,6 +57,8 @@ class Story:
     cause: IssueFiring | None = None
     consequences: Sequence[IssueFiring] = ()
     suspended: Mapping[str, Suspended] = field(default_factory=dict)
+    whole: bool = True
+    """Whether all of it is printed, and not only what happened since a time."""
 
 
 def story_of(
@@ -65,31 +66,39 @@ def story_of(
     commands: Mapping[str, CommandSeen],
     issue: IssueFiring,
     prices: PricesConfig = NO_PRICES,
+    *,
+    since_ms: int = 0,
 ) -> Story:
-    """Put together what the bus holds of it; `prices` are for estimates."""
+    """Put together what the bus holds of it; `prices` are for estimates.
+
+    States, answers and deliveries from before `since_ms` are left out.
+    """
     run = view.run(issue.run_id)
+    feedback, deliveries = view.feedback(issue.issue_id), view.deliveries_of(issue.issue_id)
     return Story(
         issue=issue,
-        states=view.states(issue.issue_id),
-        feedback=view.feedback(issue.issue_id),
-        deliveries=view.deliveries_of(issue.issue_id),
+        states=[seen for seen in view.states(issue.issue_id) if seen.at_ms >= since_ms],
+        feedback=[one for one in feedback if one.at_ms >= since_ms],
+        deliveries=[one for one in deliveries if one.updated_ms >= since_ms],
         stop=None if run is None else stop_history(run, commands, issue.incarnation, prices),
         cause=next((one for one in view.issues if one.issue_id == issue.consequence_of), None),
         consequences=[one for one in view.issues if one.consequence_of == issue.issue_id],
         suspended=suspended_receivers(view.deliveries),
+        whole=not since_ms,
     )
 
 
-def story_json(view: RunsView, story: Story) -> str:
-    """An issue's explanation for programs: one JSON object with `version`, `issue` and `stop` (or
-    null).
+def story_facts(story: Story) -> dict[str, object]:
+    """An issue's explanation as JSON values: `version`, `issue` and `stop` (or null).
 
     `issue` is as in `tocsin issues --json`, with `consequences`: the ids of what it caused.
     """
-    issue = issue_facts(view, story.issue)
-    issue["consequences"] = [one.issue_id for one in story.consequences]
+    issue = {
+        **told_facts(story.issue, story.states, story.feedback, story.deliveries),
+        "consequences": [one.issue_id for one in story.consequences],
+    }
     stop = None if story.stop is None else history_facts(story.stop)
-    return json.dumps({"version": 1, "issue": issue, "stop": stop}, indent=2)
+    return {"version": 1, "issue": issue, "stop": stop}
 
 
 def story_lines(story: Story) -> list[Text]:
@@ -101,7 +110,7 @@ def story_lines(story: Story) -> list[Text]:
         f": {plain_line(name)} in run {plain_line(issue.run_id)}, {issue.state}",
     )
     lines = [title, Text(plain_line(issue.reason) or f"{plain_line(name)} fired")]
-    for heading, paragraph in _paragraphs(story):
+    for heading, paragraph in paragraphs(story):
         lines += _shown(heading, paragraph)
     lines += [Text(), Text(f"issue {issue.issue_id}", style="dim")]
     return lines
@@ -127,18 +136,19 @@ def _shown(heading: str, paragraph: Sequence[str]) -> list[Text]:
     return [Text(), Text(heading, style="bold"), *lines]
 
 
-def run_story_json(
+def run_story_facts(
     run: RunView,
     commands: Mapping[str, CommandSeen],
     prices: PricesConfig = NO_PRICES,
-) -> str:
-    """A run's explanation for programs; `issue` is null."""
+) -> dict[str, object]:
+    """A run's explanation as JSON values; `issue` is null."""
     history = stop_history(run, commands, run.incarnation, prices)
     stop = None if history is None else history_facts(history)
-    return json.dumps({"version": 1, "issue": None, "stop": stop}, indent=2)
+    return {"version": 1, "issue": None, "stop": stop}
 
 
-def _paragraphs(story: Story) -> Iterator[tuple[str, list[str]]]:
+def paragraphs(story: Story) -> Iterator[tuple[str, list[str]]]:
+    """A story by its headings; what anybody has named is plain text, but not escaped."""
     issue, evidence = story.issue, story.issue.evidence
     began = [where_text(issue)]
     if issue.onset_ms:
@@ -233,7 +243,11 @@ def _feedback_line(feedback: Feedback) -> str:
 
 def _done_lines(story: Story) -> Iterator[str]:
     if not story.deliveries:
-        yield "no notice was sent and nothing was stopped: the configuration requests neither"
+        yield (
+            "no notice was sent and nothing was stopped: the configuration requests neither"
+            if story.whole
+            else "nothing in this time"
+        )
         return
     for delivery in story.deliveries:
         what = _occasion(delivery)

@@ -7,7 +7,7 @@ from typing import Final
 from tocsin.schemas.records.goodput import PARTS, Goodput
 from tocsin.schemas.text import share_text
 
-_NAMES: Final = {
+NAMES: Final = {
     "productive": "productive",
     "redone": "lost and redone",
     "unknown": "unknown whether kept",
@@ -29,8 +29,8 @@ def goodput_line(goodput: Goodput) -> str:
     count = goodput.incarnations
     incarnations = f" in {count:,} incarnations" if count > 1 else ""
     shares = ((name, 100 * goodput.part(name) / goodput.wall_s) for name in PARTS)
-    # The productive share is told even if it is nothing.
-    parts = [f"{share_text(p)} % {_NAMES[n]}" for n, p in shares if p >= 0.05 or n == PARTS[0]]
+    # The productive share is printed even if it is nothing.
+    parts = [f"{share_text(p)} % {NAMES[n]}" for n, p in shares if p >= 0.05 or n == PARTS[0]]
     return f"{duration_text(goodput.wall_s)}{incarnations}: {', '.join(parts)}"
 
 

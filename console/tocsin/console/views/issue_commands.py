@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 
 from tocsin.console.context import CommandContext
 from tocsin.console.views.bus_view import read_commands, read_view
 from tocsin.console.views.explain import (
-    run_story_json,
+    run_story_facts,
     run_story_lines,
-    story_json,
+    story_facts,
     story_lines,
     story_of,
 )
@@ -18,7 +19,7 @@ from tocsin.console.views.issues import IssueFilter, issue_table, issues_json, n
 from tocsin.console.views.precision import precision_json, precision_of_rules, precision_table
 from tocsin.console.views.selection import choose_issue, choose_run
 from tocsin.console.views.terminal import standard_output
-from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.records.runs_view import CommandSeen
 
 
@@ -48,8 +49,10 @@ async def print_issues(
         standard_output().print(table)
 
 
-async def print_story(context: CommandContext, text: str, *, as_json: bool) -> None:
-    """Tell the issue that `text` names.
+async def print_story(
+    context: CommandContext, text: str, *, as_json: bool, since_ms: int | None = None
+) -> None:
+    """Tell the issue that `text` names; with `since_ms` what became of it since then.
 
     Raises:
         ConfigurationError: there is no such issue or run, or there are several.
@@ -62,13 +65,13 @@ async def print_story(context: CommandContext, text: str, *, as_json: bool) -> N
         commands = await read_commands(bus, context.topics, found.run_id)
     prices = context.config.prices
     if isinstance(found, RunView):
-        document = run_story_json(found, commands, prices)
+        document = run_story_facts(found, commands, prices)
         lines = run_story_lines(found, commands, prices)
     else:
-        story = story_of(view, commands, found, prices)
-        document, lines = story_json(view, story), story_lines(story)
+        story = story_of(view, commands, found, prices, since_ms=since_ms or 0)
+        document, lines = story_facts(story), story_lines(story)
     if as_json:
-        print(document)
+        print(json.dumps(document, indent=2))
         return
     out = standard_output()
     for line in lines:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal
@@ -14,8 +14,8 @@ from rich.text import Text
 from tocsin.schemas.records.deliveries import REPEAT, STOPPED, Delivery
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import IssueFiring, Severity
-from tocsin.schemas.records.runs_view import RunsView
-from tocsin.schemas.text import plain_line
+from tocsin.schemas.records.runs_view import RunsView, StateSeen
+from tocsin.schemas.text import plain_line, time_text
 
 StateFilter = Literal["open", "resolved", "all"]
 
@@ -35,6 +35,7 @@ class IssueFilter:
     rule: str | None = None
     severity: Severity | None = None
     state: StateFilter = "all"
+    since_ms: int | None = None
 
     def wants(self, issue: IssueFiring, view: RunsView) -> bool:
         """Whether it is one of them. A rule is meant by its own name or by the catalogue's.
@@ -46,6 +47,7 @@ class IssueFilter:
             and self.rule in (None, issue.rule, issue.use)
             and self.severity in (None, issue.severity)
             and (self.state == "all" or (self.state == "open") == view.open(issue))
+            and (self.since_ms is None or view.changed_ms(issue) >= self.since_ms)
         )
 
     def __str__(self) -> str:
@@ -59,6 +61,8 @@ class IssueFilter:
             parts.append(f"of severity {self.severity}")
         if self.state != "all":
             parts.append(f"that are {self.state}")
+        if self.since_ms is not None:
+            parts.append(f"that changed since {time_text(self.since_ms)}")
         return " ".join(parts)
 
 
@@ -80,7 +84,7 @@ def issue_table(view: RunsView, wanted: IssueFilter, *, ids: bool = True) -> Tab
         table.add_column("issue", no_wrap=True)
     for name in ("run", "severity", "rule", "state"):
         table.add_column(name)
-    # A step is read at a glance, where it stands in one line.
+    # A step is read at a glance, where it is one line.
     table.add_column("first", no_wrap=True)
     table.add_column("reason", overflow="fold")
     table.add_column("done")
@@ -145,16 +149,28 @@ def issues_json(view: RunsView, wanted: IssueFilter) -> str:
 def issue_facts(view: RunsView, issue: IssueFiring) -> dict[str, object]:
     """One issue as JSON values: its fields, `state`, `short_id`, `states`, `feedback`,
     `deliveries`."""
+    issue_id = issue.issue_id
+    return told_facts(
+        issue, view.states(issue_id), view.feedback(issue_id), view.deliveries_of(issue_id)
+    )
+
+
+def told_facts(
+    issue: IssueFiring,
+    states: Iterable[StateSeen],
+    feedback: Iterable[Feedback],
+    deliveries: Iterable[Delivery],
+) -> dict[str, object]:
+    """One issue as JSON values, as `issue_facts`, with those states, answers and deliveries."""
     return {
         "state": issue.state,
         "short_id": issue.short_id,
         **issue.model_dump(mode="json", exclude_none=True),
         "states": [
-            {"state": seen.state, "at_ms": seen.at_ms, "step": seen.step}
-            for seen in view.states(issue.issue_id)
+            {"state": seen.state, "at_ms": seen.at_ms, "step": seen.step} for seen in states
         ],
-        "feedback": [*map(feedback_facts, view.feedback(issue.issue_id))],
-        "deliveries": [*map(delivery_facts, view.deliveries_of(issue.issue_id))],
+        "feedback": [*map(feedback_facts, feedback)],
+        "deliveries": [*map(delivery_facts, deliveries)],
     }
 
 
@@ -165,8 +181,8 @@ def feedback_facts(feedback: Feedback) -> dict[str, object]:
 
 
 def delivery_facts(delivery: Delivery) -> dict[str, object]:
-    """One delivery as JSON values; the issue's own event, which it repeats, is left out."""
-    return delivery.model_dump(mode="json", exclude_none=True, exclude={"event"})
+    """One delivery as JSON values; the issue's own events, which it repeats, are left out."""
+    return delivery.model_dump(mode="json", exclude_none=True, exclude={"event", "issue_event"})
 
 
 def _state(delivery: Delivery) -> str:

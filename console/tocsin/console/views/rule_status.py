@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tocsin.schemas.records.runs import RuleStatus
+from tocsin.schemas.records.run_view import RuleStatus
 
 FOUND: Final[Mapping[RuleStatus, str]] = {"issues_found": "found by", "error": "failed"}
 """Statuses whose rules are named."""

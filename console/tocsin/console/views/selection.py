@@ -7,7 +7,7 @@ from typing import Final
 
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.issues import SHORT_ID, IssueFiring, gravest
-from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.records.runs_view import RunsView
 from tocsin.schemas.text import plain_line
 
@@ -19,9 +19,9 @@ _NAMED: Final = 8
 
 def choose_issue(view: RunsView, text: str) -> IssueFiring | RunView:
     """The issue of that id, or whose id begins so; else the one that the run of that id, or whose
-    id begins so, is about.
+    id begins so, is about; else that of a delivery, by the same.
 
-    A run is about the gravest of its newest training, else of any; the run itself is returned if
+    A run is about the worst of its newest training, else of any; the run itself is returned if
     there is none.
 
     Raises:
@@ -37,13 +37,15 @@ def choose_issue(view: RunsView, text: str) -> IssueFiring | RunView:
     if text and any(run.run_id.startswith(text) for run in view.runs):
         run = choose_run(view.runs, text)
         return _about(view, run.run_id) or run
+    if len(text) >= SHORTEST and (told := _delivered(view, text)) is not None:
+        return told
     if len(text) < SHORTEST:
         raise ConfigurationError(
             f"{_quoted(text)}: expected a run, or at least {SHORTEST} characters of an issue's id; "
             "`tocsin issues` lists them"
         )
     raise ConfigurationError(
-        f"no issue or run {_quoted(text)} on this bus; `tocsin issues` lists the issues, "
+        f"no issue, run or delivery {_quoted(text)} on this bus; `tocsin issues` lists the issues, "
         "`tocsin status` the runs; is it on another bus (--bus)?"
     )
 
@@ -54,6 +56,27 @@ def _about(view: RunsView, run_id: str) -> IssueFiring | RunView | None:
     own = [issue for issue in view.issues if issue.run_id == run_id]
     newest = [issue for issue in own if run is not None and issue.incarnation == run.incarnation]
     return gravest(newest or own) or run
+
+
+def _delivered(view: RunsView, text: str) -> IssueFiring | None:
+    """The issue of the one delivery or message whose id begins so; None if there is none.
+
+    Raises:
+        ConfigurationError: there are several.
+    """
+    begun = text.lower()
+    about = {
+        delivery.issue_id
+        for delivery in view.deliveries
+        if delivery.delivery_id.startswith(begun) or delivery.message_id.startswith(begun)
+    }
+    found = [issue for issue in view.issues if issue.issue_id in about]
+    if len(found) > 1:
+        named = _listed(issue.issue_id for issue in found)
+        raise ConfigurationError(
+            f"what {_quoted(text)} names is about {len(found)} issues: {named}; give one of these"
+        )
+    return found[0] if found else None
 
 
 def _begun(issues: Sequence[IssueFiring], text: str) -> IssueFiring | None:
@@ -74,6 +97,12 @@ def _begun(issues: Sequence[IssueFiring], text: str) -> IssueFiring | None:
     raise ConfigurationError(
         f"{len(found)} issues start with {_quoted(text)}: {listed}; give more of the id"
     )
+
+
+def named(text: str, known: Iterable[str]) -> Sequence[str]:
+    """The runs that a person may mean: the one with that id, else those whose ids begin so."""
+    begun = sorted(run_id for run_id in known if text and run_id.startswith(text))
+    return [text] if text in begun else begun
 
 
 def choose_run(runs: Sequence[RunView], text: str) -> RunView:

@@ -108,7 +108,7 @@ def sparkline(buckets: Sequence[Bucket]) -> str:
             marks.append(NONFINITE)
             continue
         value = math.log(bucket.mean) if logarithmic else bucket.mean
-        # Of values that are all the same, and of ones whose difference is no float.
+        # Of values that are equal anyway, and of ones whose difference is no float.
         share = (value - low) / (high - low) if 0 < high - low < math.inf else 0.5
         marks.append(BLOCKS[min(int(share * len(BLOCKS)), len(BLOCKS) - 1)])
     return "".join(marks)

@@ -8,8 +8,9 @@ from typing import Final
 
 from tocsin.schemas.compute import NO_PRICES, Compute, saved_by_stop
 from tocsin.schemas.configuration.sections import PricesConfig
+from tocsin.schemas.records.checkpoints import Checkpoint
 from tocsin.schemas.records.deliveries import BackendStop, Delivery
-from tocsin.schemas.records.runs import Checkpoint, RunView, StopView
+from tocsin.schemas.records.run_view import RunView, StopView
 from tocsin.schemas.records.runs_view import CommandSeen
 from tocsin.schemas.text import exit_text, plain_line, time_text
 

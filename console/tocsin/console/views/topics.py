@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from rich.console import Console
@@ -13,8 +13,17 @@ from rich.table import Table
 from tocsin.bus.port import TopicState
 
 
-def topics_json(url: str, states: Sequence[TopicState]) -> str:
-    """The topics for programs: one JSON object with `version`, `bus` and `topics`."""
+def topics_json(
+    url: str,
+    states: Sequence[TopicState],
+    changed: Sequence[str] = (),
+    *,
+    counts: Mapping[str, int] | None = None,
+) -> str:
+    """The topics for programs: one JSON object with `version`, `bus`, `topics` and `changed`.
+
+    `counts` is how many records were written since a time, by topic, where that was asked for.
+    """
     topics = [
         {
             **asdict(state.spec),
@@ -22,18 +31,26 @@ def topics_json(url: str, states: Sequence[TopicState]) -> str:
             "records": state.records,
             "size_bytes": state.size_bytes,
             "differs": state.differs,
+            **({} if counts is None else {"records_since": counts.get(state.spec.name, 0)}),
         }
         for state in states
     ]
-    return json.dumps({"version": 1, "bus": url, "topics": topics}, indent=2)
+    facts = {"version": 1, "bus": url, "topics": topics, "changed": list(changed)}
+    return json.dumps(facts, indent=2)
 
 
-def print_topics(url: str, states: Sequence[TopicState], console: Console) -> None:
-    """A table, and what to do where something is missing or differs."""
+def print_topics(
+    url: str,
+    states: Sequence[TopicState],
+    console: Console,
+    counts: Mapping[str, int] | None = None,
+) -> None:
+    """A table, and what to do where something is missing or differs; `counts` as in JSON."""
     console.print(f"bus {url}", highlight=False)
     table = Table(box=None, padding=(0, 1))
     # A name is needed whole, to be typed; the line fits into 80 columns with the default prefix.
-    for heading in ("topic", "parts", "clean-up", "keeps", "records", "size", "state"):
+    records = "records" if counts is None else "new records"
+    for heading in ("topic", "parts", "clean-up", "keeps", records, "size", "state"):
         table.add_column(
             heading, no_wrap=True, overflow="fold" if heading == "topic" else "ellipsis"
         )
@@ -45,7 +62,7 @@ def print_topics(url: str, states: Sequence[TopicState], console: Console) -> No
             str(spec.partitions),
             spec.cleanup,
             "last value" if keeps is None else f"{keeps // 3_600_000} h",
-            f"{state.records:,}" if state.exists else "-",
+            f"{(counts or {}).get(spec.name, state.records):,}" if state.exists else "-",
             _size(state.size_bytes),
             _verdict(state),
         )

@@ -1,4 +1,4 @@
-"""Follows a bus for `tocsin watch`, and goes on when it comes back after it was away.
+"""Follows a bus for `tocsin watch` and the page, and goes on when it comes back after it was away.
 
 Nobody polls fast: the reader of runs, issues and deliveries sleeps until one is written. Telemetry
 is read together twice a second, and only that of runs that are shown first; of the others each view
@@ -51,16 +51,34 @@ RETRY_S: Final = 1.0
 """Pause before a bus that is away is tried again."""
 
 QUIET_S: Final = 5.0
-"""When nothing came for so long, the bus is asked whether it is there."""
+"""When nothing came for that long, the bus is asked whether it is there."""
 
 
 class Follower:
-    """The state of a bus, kept up to date. `changed` is set with each change."""
+    """The state of a bus, kept up to date. `changed` is set with each change.
 
-    def __init__(self, context: CommandContext, run_id: str | None) -> None:
+    Args:
+        run_id: of this run alone; None: of all.
+        limit: how many runs, issues and deliveries are kept, each.
+        telemetry: whether losses are read from it, or only from the views of the runs.
+        control: whether stop commands are read, too.
+    """
+
+    def __init__(
+        self,
+        context: CommandContext,
+        run_id: str | None,
+        *,
+        limit: int = MAX_SHOWN,
+        telemetry: bool = True,
+        control: bool = False,
+    ) -> None:
         self._context = context
         self._run_id = run_id
-        self.state = WatchState(context.topics, run_id)
+        self._limit = limit
+        self._telemetry = telemetry
+        self._control = control
+        self.state = WatchState(context.topics, run_id, limit)
         self.changed = asyncio.Event()
         self._url = context.settings.bus.url
         self._opened = False
@@ -128,7 +146,7 @@ class Follower:
 
     async def _follow(self, bus: Bus) -> None:
         """Until the bus goes away."""
-        state = WatchState(self._context.topics, self._run_id)
+        state = WatchState(self._context.topics, self._run_id, self._limit)
         reader = await bus.reader(self._view_places())
         await self._catch_up(reader, state)
         state.carry_over(self.state)
@@ -136,7 +154,8 @@ class Follower:
         self.changed.set()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_views(reader), name="tocsin-watch-views")
-            group.create_task(self._follow_losses(bus), name="tocsin-watch-losses")
+            if self._telemetry:
+                group.create_task(self._follow_losses(bus), name="tocsin-watch-losses")
 
     async def _catch_up(self, reader: Reader, state: WatchState) -> None:
         ends = await reader.ends(list(self._view_places()))
@@ -182,7 +201,9 @@ class Follower:
             self.changed.set()
 
     def _view_places(self) -> Mapping[Partition, From]:
-        return dict.fromkeys(view_partitions(self._context.topics, self._run_id), EARLIEST)
+        topics = self._context.topics
+        partitions = view_partitions(topics, self._run_id, control=self._control)
+        return dict.fromkeys(partitions, EARLIEST)
 
     def _loss_places(self, *, everything: bool) -> Mapping[Partition, From]:
         """Where telemetry is read, and from when; of `everything` in the file of this machine, so

@@ -1,7 +1,7 @@
 """The picture of `tocsin watch`: what is known, the time and a size in, lines of text out.
 
 It fits into the height by leaving out the least important first: older deliveries and issues, what
-is said of runs beyond one line, runs that have ended.
+is shown of runs beyond one line, runs that have ended.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tocsin.schemas.records.runs_view import RunsView
 from tocsin.schemas.text import plain_line
 
 STALE_MS: Final = 60_000
-"""A run that goes on although no rules worker has told of it for so long."""
+"""A run that goes on although no rules worker has reported on it for that long."""
 
 _DELIVERY: Final = {
     "pending": "yellow", "delivered": "green", "rejected": "bold red", "expired": "bold red",
@@ -75,7 +75,7 @@ def draw(state: WatchState, situation: Situation, *, now_ms: int, width: int, he
         ),
         height,
     )
-    # Of one run alone nobody needs to be told which one it is.
+    # Of one run alone nobody needs to know which one it is.
     run_width = max(10, width // 4) if len(runs) > 1 else 0
     lines = [_head(state, situation, running, len(runs) - running, width)]
     if situation.trouble is not None:
@@ -120,7 +120,7 @@ def _nothing(state: WatchState, situation: Situation) -> str:
     if run_id is not None:
         return f"no run {run_id} yet; waiting for: tocsin run --run-id {run_id} -- …"
     waiting = "no runs yet; waiting for: tocsin run -- python train.py"
-    # There it is a worker that tells of runs, and nobody sees that it is missing.
+    # On Kafka a worker reports on runs, and nobody sees that it is missing.
     return waiting if situation.bus_url.startswith("embedded:") else f"{waiting}, and tocsin rules"
 
 

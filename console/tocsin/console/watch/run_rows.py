@@ -14,11 +14,11 @@ from tocsin.console.views.sparkline import NONFINITE, sparkline
 from tocsin.console.views.status import ago
 from tocsin.console.watch.state import WatchedRun
 from tocsin.console.watch.text import GAP, grid, squeezed
-from tocsin.schemas.records.runs import StopView
+from tocsin.schemas.records.run_view import StopView
 from tocsin.schemas.text import exit_text, plain_line
 
 SILENT_MS: Final = 30_000
-"""A running run of which nothing was heard for so long is said to be silent: three heartbeats."""
+"""A running run that sent nothing for that long is shown as silent: three heartbeats."""
 
 _LEAST_SPARK: Final = 8
 _MOST_SPARK: Final = 60
@@ -93,7 +93,7 @@ def detail_line(run: WatchedRun, now_ms: int) -> Text:
         if (eval_loss := run.progress.eval_loss) is not None:
             parts.append((f"evaluation loss {eval_loss:.4g}", "dim"))
         if view.capture is not None:
-            parts.append((f"overhead {view.capture.overhead_percent:.1f} %", "dim"))
+            parts.append((f"overhead {view.capture.overhead_text}", "dim"))
             if view.capture.dropped:
                 parts.append((f"{view.capture.dropped:,} records dropped", "yellow"))
             if view.capture.not_watched:

@@ -1,7 +1,7 @@
 """`tocsin watch`: shows what is on a bus, as it comes.
 
 What comes is drawn together, a few times a second at most and only if the picture is another one:
-it stands beside a training that shall have the processor.
+it is beside a training that must have the processor.
 """
 
 from __future__ import annotations

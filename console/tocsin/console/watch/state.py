@@ -111,11 +111,13 @@ class WatchedRun:
 
 
 class WatchState:
-    """All that is shown, of one run or of all. Not for several threads."""
+    """All that is shown, of one run or of all; of each kind at most `limit`. Not for several
+    threads.
+    """
 
-    def __init__(self, topics: Topics, run_id: str | None = None) -> None:
+    def __init__(self, topics: Topics, run_id: str | None = None, limit: int = MAX_SHOWN) -> None:
         self.topics = topics
-        self.view = RunsView(run_id, limit=MAX_SHOWN)
+        self.view = RunsView(run_id, limit=limit)
         self._progress: dict[str, Progress] = {}
 
     def apply(self, record: Record) -> bool:
@@ -132,6 +134,15 @@ class WatchState:
         if run is not None and view is not None and view.last_step is not None:
             run.progress.views.advance(view.last_step, view.last_loss, run.seen.view_ms)
         return changed
+
+    def fold(self, other: RunsView) -> None:
+        """Add what another view knows, one of an archive."""
+        self.view.fold(other)
+        for run_id in other.seen:
+            run = self.run(run_id)
+            view = None if run is None else run.seen.view
+            if run is not None and view is not None and view.last_step is not None:
+                run.progress.views.advance(view.last_step, view.last_loss, run.seen.view_ms)
 
     def carry_over(self, before: WatchState) -> None:
         """Take the losses that were seen before the bus was opened again."""
@@ -175,7 +186,7 @@ class WatchState:
         return starts
 
     def _apply_telemetry(self, record: Record) -> bool:
-        # Most records are large and of no interest here: their headers say so.
+        # Most records are large and of no interest here, which their headers show.
         meta = read_meta(record.headers)
         if meta.type == RunStarted.event_type:
             return self.view.apply(record)

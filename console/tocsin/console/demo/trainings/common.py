@@ -44,14 +44,16 @@ def training_parser(
 def prepare(*, seed: int, threads: int, device: str = "cpu") -> torch.device:
     """Make this process repeatable: the same seed gives the same weights, bit for bit.
 
-    On CUDA, operations without a deterministic kernel only warn.
+    On CUDA, operations without a deterministic kernel only warn; on a CPU these trainings have
+    none.
     """
     chosen = torch.device(device)
     if chosen.type == "cuda":
         # cuBLAS is repeatable only with a fixed workspace, set before its first use.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # Only there: the call imports torch's compiler, which takes longer than a short training.
+        torch.use_deterministic_algorithms(True, warn_only=True)
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True, warn_only=chosen.type == "cuda")
     random.seed(seed)
     torch.manual_seed(seed)
     return chosen

@@ -1,0 +1,1 @@
+"""`/api/v1`: all that the page shows, as JSON for programs."""

@@ -1,0 +1,1 @@
+"""`tocsin query`: SQL over all runs, for people and programs."""

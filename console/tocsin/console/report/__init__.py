@@ -1,0 +1,1 @@
+"""`tocsin report`: one run in one file, for people and for programs."""

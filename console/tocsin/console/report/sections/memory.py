@@ -1,0 +1,141 @@
+"""Memory of the GPUs and of the nodes, and whether it grows."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from tocsin.console.charts import Line, box_chart, line_chart, value_text
+from tocsin.console.report.numbers import Floats, Node, RunNumbers
+from tocsin.console.report.section import Figure, Section, not_captured
+from tocsin.console.report.sections.shared import (
+    box_of,
+    remedies,
+    reported,
+    statistics_table,
+    time_marks,
+    worst,
+)
+from tocsin.console.report.sections.system_usage import NOT_SAMPLED
+
+KEY: Final = "memory"
+_TITLE: Final = "Memory"
+_GROWS: Final = 0.1
+_LEAST_SAMPLES: Final = 60
+_LEAST_BYTES: Final = 256 * 1024**2
+_NEAR_PERCENT: Final = 95.0
+_MAX_NODES: Final = 8
+_COLUMNS: Final = (
+    ("used on the node", "memory.used_bytes"),
+    ("of the job", "memory.process_tree_bytes"),
+    ("of its control group", "memory.group_used_bytes"),
+)
+
+_KEPT: Final = (
+    "Find what is kept: lists of losses with their graphs (use `.item()`), caches of the data set "
+    "in each worker, results of evaluations."
+)
+_FULL: Final = (
+    "A part of a full GPU may be freed memory that the framework keeps for later. If the job fails "
+    "for want of memory, use a smaller batch, or recompute activations in the backward pass."
+)
+
+
+def memory(numbers: RunNumbers) -> Section:
+    """GPU memory as boxes, the nodes' memory over time, and a growth in the second half."""
+    nodes = numbers.nodes()
+    if not nodes:
+        return not_captured(KEY, _TITLE, "No node was sampled.", NOT_SAMPLED)
+    issues = numbers.found_by("gpu_memory_increase", "host_memory_increase")
+    findings, rows, charts, figures, grows, full = [], [], [], [], False, False
+    boxes = []
+    for gpu in numbers.gpus()[:64]:
+        used, percent = gpu.column("memory_used_bytes"), gpu.memory_percent()
+        if used is None:
+            continue
+        rows.append(((gpu.node.name, f"GPU {gpu.number}"), used, "bytes"))
+        if percent is not None and (box := box_of(gpu.name, percent)) is not None:
+            boxes.append(box)
+            if box.p95 > _NEAR_PERCENT:
+                full = True
+                findings.append(f"The memory of {gpu.name} is almost full.")
+    if boxes:
+        charts.append(box_chart(boxes, title="GPU memory in use", unit="percent"))
+        highest = max(boxes, key=lambda box: box.p95)
+        findings.append(
+            f"95 of 100 samples have at most {value_text(highest.p95, 'percent')} of the memory of "
+            f"{highest.name} in use{', the fullest' if len(boxes) > 1 else ''}."
+        )
+    for node in nodes[:_MAX_NODES]:
+        own = [
+            ((node.name, name), v, "bytes")
+            for name, c in _COLUMNS
+            if (v := node.column(c)) is not None
+        ]
+        rows += own
+        if own:
+            charts.append(_over_time(node, numbers))
+        told, grown = _judged(node)
+        findings.append(told)
+        grows = grows or grown
+        peak = node.column("memory.process_tree_bytes")
+        if peak is not None:
+            figures.append(
+                Figure(f"{node.name}: highest memory of the job", float(np.nanmax(peak)), "bytes")
+            )
+    if not rows:
+        return not_captured(KEY, _TITLE, "No memory was sampled.", NOT_SAMPLED)
+    findings.append(reported(issues))
+    advice = remedies(issues) or " ".join([_KEPT] * grows + [_FULL] * full)
+    return Section(
+        key=KEY, title=_TITLE, finding=" ".join(filter(None, findings)), advice=advice,
+        status=worst(issues) if issues else ("info" if grows or full else "good"),
+        figures=figures, charts=charts,
+        tables=[statistics_table(("node", "what"), rows, "Memory")],
+    )  # fmt: skip
+
+
+def growth(values: Floats) -> float | None:
+    """By how much the last fifth is above the third one, in bytes; None: too few samples.
+
+    The first fifths are left out: a training takes its memory in its first steps.
+    """
+    known = values[np.isfinite(values)]
+    if known.size < _LEAST_SAMPLES:
+        return None
+    size = known.size // 5
+    return float(np.median(known[-size:]) - np.median(known[2 * size : 3 * size]))
+
+
+def _judged(node: Node) -> tuple[str, bool]:
+    own = node.column("memory.process_tree_bytes")
+    used = own if own is not None else node.column("memory.used_bytes")
+    if used is None:
+        return "", False
+    whose = "The job" if own is not None else "All processes"
+    peak = value_text(float(np.nanmax(used)), "bytes")
+    limit = node.column("memory.limit_bytes")
+    total = limit if limit is not None else node.column("memory.total_bytes")
+    of = "" if total is None else f" of {value_text(float(np.nanmax(total)), 'bytes')}"
+    told = f"{whose} used at most {peak}{of} on {node.name}."
+    more = growth(used)
+    if more is None or more < max(_LEAST_BYTES, _GROWS * float(np.nanmedian(used))):
+        return told, False
+    return f"{told} It grew by {value_text(more, 'bytes')} in the last half of the run.", True
+
+
+def _over_time(node: Node, numbers: RunNumbers) -> str:
+    lines = [
+        Line.from_values(name, node.seconds, values, missing=True)
+        for name, column in _COLUMNS
+        if (values := node.column(column)) is not None
+    ]
+    limit = node.column("memory.limit_bytes")
+    if limit is None:
+        limit = node.column("memory.total_bytes")
+    return line_chart(
+        lines, title=f"Memory of {node.name}", unit="bytes", x_name="time", x_unit="s",
+        marks=time_marks(numbers, node),
+        limit=None if limit is None else float(np.nanmin(limit)), limit_name="available",
+    )  # fmt: skip
