@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tocsin.emitter.stop.rank_agreement import Agreement, GlooCollective
+from tocsin.emitter.stop.rank_agreement import Agreement
+from tocsin.emitter.stop.side_group import GlooCollective
 
 WARM_UP = 20
 

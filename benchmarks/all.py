@@ -26,14 +26,18 @@ def main() -> int:
         ["codec.py"],
         ["bus.py", *(["--kafka", kafka] if kafka else [])],
         ["rules.py"],
+        ["fleet.py"],
         ["capture.py", "--columns", "nothing", "tocsin", "full", "activations", "naive"],
         ["short_steps.py"],
         ["start.py"],
         ["sampler.py"],
         ["agreement.py"],
-        ["stop_latency.py"],
+        ["stop_latency.py", "--stops", "60"],
         ["delivery.py"],
-        *([["stop_latency.py", "--bus", kafka]] if kafka else []),
+        ["page.py"],
+        ["store.py"],
+        *([["stop_latency.py", "--stops", "60", "--bus", kafka]] if kafka else []),
+        *([["take_over.py", "--runs", "250", "--bus", kafka]] if kafka else []),
     ]
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     failed = 0

@@ -2,6 +2,8 @@
 
 Publishes records of 80 kB as fast as it can, in batches; then publishes at a steady rate from a
 process of its own while this one reads, and takes the time from before the write to after the read.
+Beside an embedded bus that a process writes to as fast as it can, and that this one reads and keeps
+tidy, it takes the time that a training waits for its own record to be written.
 Prints one row per bus; ratios are to the embedded bus in the same run.
 """
 
@@ -21,14 +23,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tocsin.bus.port import LATEST, Bus, Outgoing, Partition
+from tocsin.bus.embedded.bus import EmbeddedBus
+from tocsin.bus.embedded.spool import SpooledBus
+from tocsin.bus.port import LATEST, Bus, Consumer, Outgoing, Partition
 from tocsin.bus.urls import open_bus
+from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.topics import TopicSpec
 
 RECORD_BYTES = 80_000
 BATCH = 25
 PARTITIONS = 48
 DAY_MS = 86_400_000
+SENDER_RATE = 100
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,9 @@ class Row:
     latency_p99_ms: float
     latency_max_ms: float
     latency_samples: int
+    sender_p50_ms: float | None = None
+    sender_p999_ms: float | None = None
+    sender_max_ms: float | None = None
 
 
 async def throughput(bus: Bus, spec: TopicSpec, seconds: float) -> float:
@@ -92,6 +101,46 @@ async def latencies(bus: Bus, spec: TopicSpec, rate: float, seconds: float) -> l
     return found
 
 
+async def flood(url: str, topic: str, seconds: float) -> None:
+    """Another process: batches without a pause."""
+    async with open_bus(url) as bus:
+        spec = TopicSpec(topic, PARTITIONS, "delete", retention_ms=DAY_MS)
+        await throughput(bus, spec, seconds)
+
+
+async def sender_waits(bus: EmbeddedBus, spec: TopicSpec, seconds: float) -> list[float]:
+    """Milliseconds that a training's own record takes to be written, while the bus is busy."""
+    consumer = await bus.consumer("bench", [spec.name])
+    busy = subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, __file__, "--flood", bus.url, spec.name, str(seconds + 2)]
+    )
+    reading = asyncio.create_task(_read_all(consumer))
+    found: list[float] = []
+    blob = os.urandom(RECORD_BYTES)
+    try:
+        async with SpooledBus(bus.path, unix_ms) as training:
+            await training.init([spec])
+            writer = await training.producer()
+            ends = time.monotonic() + seconds
+            while time.monotonic() < ends:
+                began = time.perf_counter()
+                # In its thread, without the turns of this loop, which reads beside.
+                await asyncio.to_thread(
+                    writer._append, [Outgoing(Partition(spec.name, 0), b"run", blob)]
+                )
+                found.append((time.perf_counter() - began) * 1_000)
+                await asyncio.sleep(1 / SENDER_RATE)
+    finally:
+        reading.cancel()
+        busy.wait(30)
+    return found
+
+
+async def _read_all(consumer: Consumer) -> None:
+    while True:
+        await consumer.poll(timeout_s=1.0)
+
+
 async def measure(url: str, seconds: float, rate: float) -> Row:
     """One bus."""
     prefix = f"bench{uuid.uuid4().hex[:8]}"
@@ -101,6 +150,9 @@ async def measure(url: str, seconds: float, rate: float) -> Row:
         await bus.init([fast, steady])
         times = sorted(await latencies(bus, steady, rate, seconds))
         rate_reached = await throughput(bus, fast, seconds)
+        waits: list[float] = []
+        if isinstance(bus, EmbeddedBus):
+            waits = sorted(await sender_waits(bus, fast, seconds))
     return Row(
         bus=url.partition(":")[0],
         records_per_s=round(rate_reached, 1),
@@ -109,6 +161,9 @@ async def measure(url: str, seconds: float, rate: float) -> Row:
         latency_p99_ms=round(times[int(len(times) * 0.99)], 2),
         latency_max_ms=round(times[-1], 2),
         latency_samples=len(times),
+        sender_p50_ms=round(statistics.median(waits), 2) if waits else None,
+        sender_p999_ms=round(waits[int(len(waits) * 0.999)], 2) if waits else None,
+        sender_max_ms=round(waits[-1], 2) if waits else None,
     )
 
 
@@ -121,6 +176,11 @@ def show(rows: Sequence[Row]) -> None:
             f"{row.bus:<10}{row.records_per_s:>12,.0f}{row.megabytes_per_s:>9.0f}"
             f"{row.latency_p50_ms:>9.2f}{row.latency_p99_ms:>9.2f}{row.latency_max_ms:>9.2f}{ratio:>8.2f}"
         )
+        if row.sender_p999_ms is not None:
+            print(
+                f"  a training's own write beside it: p50 {row.sender_p50_ms} ms, p99.9 "
+                f"{row.sender_p999_ms} ms, max {row.sender_max_ms} ms"
+            )
 
 
 def main() -> None:
@@ -131,7 +191,12 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=50.0, help="records a second for the latency")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--write", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--flood", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.flood:
+        url, topic, seconds = options.flood
+        asyncio.run(flood(url, topic, float(seconds)))
+        return
     if options.write:
         url, topic, rate, count = options.write
         asyncio.run(write_steadily(url, topic, float(rate), int(count)))

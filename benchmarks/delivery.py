@@ -4,9 +4,11 @@
 Alertmanager's (Debian's package prometheus-alertmanager, if it is installed) in memory. Service,
 receiver and sender are a process each. First all at once, in batches of 50 as the others do; then
 at a steady rate of a quarter of that. The delay is from before the issue is handed in until its
-POST has arrived. Processor time is that of the service alone.
+POST has arrived. Processor time is that of the service alone; the issues are made beforehand.
 
-    --issues N    --rate N a second    --profile FILE (of our service, for pstats)    --json
+With `--workers`, several of ours share the partitions as one consumer group.
+
+    --issues N    --rate N a second    --workers N    --profile FILE (of ours, for pstats)    --json
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import re
 import resource
 import shutil
 import signal
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -27,8 +30,8 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -38,6 +41,7 @@ from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing, Partition
+from tocsin.runtime.heap import rare_collections
 from tocsin.runtime.worker import Worker
 from tocsin.schemas.configuration.file import SectionRegistry, check_config
 from tocsin.schemas.ids import incarnation_id, issue_id
@@ -45,12 +49,13 @@ from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.issues import IssueFiring, Subject
 from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.signing import SigningKey
-from tocsin.schemas.topics import Topics, issue_partition
+from tocsin.schemas.topics import ISSUE_PARTITIONS, Topics, issue_partition
 
 BATCH = 50
 RUNS = 100
 TOPICS = Topics()
 SENT = re.compile(rb"sent=(\d+)ns")
+UNSENT = b"sent=0ns"
 CONFIG = """version: 1
 secrets: {{hook: {{env: HOOK}}}}
 receivers:
@@ -179,7 +184,8 @@ async def serve(path: Path, url: str, profile: str | None) -> None:
         profiler = cProfile.Profile() if profile else None
         if profiler is not None:
             profiler.enable()
-        await worker.run()
+        with rare_collections():
+            await worker.run()
         if profiler is not None and profile is not None:
             profiler.disable()
             profiler.dump_stats(profile)
@@ -198,11 +204,11 @@ def issue_record(number: int) -> Outgoing:
         rule_version=1,
         severity="warning",
         subject=Subject(kind="loss", name="loss"),
-        reason=f"NaN in the loss, sent={time.monotonic_ns()}ns",
+        reason=f"NaN in the loss, {UNSENT.decode()}",
         first_step=max(0, number),
         at_ms=time.time_ns() // 1_000_000,
     )
-    event: Event[Data] = Event.of(
+    event: Event[Data] = Event.wrap(
         issue, id=f"{issue.issue_id}/firing/0", source=f"/runs/{run}/rules", time_ms=issue.at_ms
     )
     return Outgoing(
@@ -213,26 +219,51 @@ def issue_record(number: int) -> Outgoing:
     )
 
 
+def wait_for_claims(path: Path, workers: int) -> None:
+    """Until each worker has partitions, and nothing that is under way changes its owner."""
+    deadline = time.monotonic() + 60
+    with closing(sqlite3.connect(path)) as db:
+        while True:
+            counts = db.execute("SELECT count(*) FROM claims GROUP BY member").fetchall()
+            if len(counts) == workers and sum(count for (count,) in counts) == ISSUE_PARTITIONS:
+                return
+            assert time.monotonic() < deadline, f"the workers did not share the work: {counts}"
+            time.sleep(0.05)
+
+
 @contextmanager
-def ours(folder: Path, url: str, profile: str | None) -> Iterator[tuple[int, Callable[..., None]]]:
-    """The worker's process id, and what hands issues in."""
+def ours(
+    folder: Path, url: str, issues: int, workers: int, profile: str | None
+) -> Iterator[tuple[list[int], Callable[..., None]]]:
+    """The process ids of the workers, and what hands issues in."""
     path = folder / "bus.db"
+    made = {number: issue_record(number) for number in range(-BATCH, issues)}
     loop = asyncio.new_event_loop()
     bus = EmbeddedBus(path)
     loop.run_until_complete(bus.__aenter__())
     loop.run_until_complete(bus.init(TOPICS.specs()))
     producer = loop.run_until_complete(bus.producer())
     command = [sys.executable, __file__, "--serve", str(path), url]
-    process = subprocess.Popen([*command, *(["--profile", profile] if profile else [])])
+    more = ["--profile", profile] if profile else []
+    processes = [subprocess.Popen([*command, *more]) for _ in range(workers)]
+
+    def sent_now(record: Outgoing) -> Outgoing:
+        assert record.value is not None
+        sent = b"sent=%dns" % time.monotonic_ns()
+        return replace(record, value=record.value.replace(UNSENT, sent))
 
     def send(numbers: Sequence[int]) -> None:
-        loop.run_until_complete(producer.publish([issue_record(number) for number in numbers]))
+        records = [sent_now(made[number]) for number in numbers]
+        loop.run_until_complete(producer.publish(records))
 
     try:
-        yield process.pid, send
+        wait_for_claims(path, workers)
+        yield [process.pid for process in processes], send
     finally:
-        process.terminate()
-        process.wait(30)
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(30)
         loop.run_until_complete(producer.close())
         loop.run_until_complete(bus.__aexit__(None, None, None))
         loop.close()
@@ -242,7 +273,7 @@ def ours(folder: Path, url: str, profile: str | None) -> Iterator[tuple[int, Cal
 
 
 @contextmanager
-def alertmanager(folder: Path, url: str) -> Iterator[tuple[int, Callable[..., None]]]:
+def alertmanager(folder: Path, url: str) -> Iterator[tuple[list[int], Callable[..., None]]]:
     """Its process id, and what hands alerts in."""
     (folder / "am.yml").write_text(ALERTMANAGER.format(url=url))
     address = "127.0.0.1:19093"
@@ -283,7 +314,7 @@ def alertmanager(folder: Path, url: str) -> Iterator[tuple[int, Callable[..., No
             except OSError:
                 assert time.monotonic() < deadline, "Alertmanager did not start"
                 time.sleep(0.1)
-        yield process.pid, send
+        yield [process.pid], send
     finally:
         process.terminate()
         process.wait(30)
@@ -298,33 +329,35 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(system: str, issues: int, rate: float | None, profile: str | None = None) -> Row:
+def measure(
+    system: str, issues: int, rate: float | None, profile: str | None = None, workers: int = 1
+) -> Row:
     """One run: as fast as they are accepted, or at a steady rate."""
     receiver = start_receiver()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         under_test = (
-            ours(folder, receiver.url, profile)
+            ours(folder, receiver.url, issues, workers, profile)
             if system == "tocsin"
             else alertmanager(folder, receiver.url)
         )
-        with under_test as (pid, send):
+        with under_test as (pids, send):
             # The first ones find connections and imports, and are not counted.
             send(range(-BATCH, 0))
             wait_for(receiver, BATCH)
-            used_s, began = cpu_s(pid), time.monotonic()
+            used_s, began = sum(map(cpu_s, pids)), time.monotonic()
             for first in range(0, issues, BATCH):
                 if rate is not None:
                     time.sleep(max(0.0, began + first / rate - time.monotonic()))
                 send(range(first, min(first + BATCH, issues)))
             wait_for(receiver, issues + BATCH)
-            used_s = cpu_s(pid) - used_s
+            used_s = sum(map(cpu_s, pids)) - used_s
     seen = receiver.delays()[BATCH:]
     assert len(seen) == issues, f"{len(seen):,} of {issues:,} arrived"
     late = sorted(delay / 1e6 for _, delay in seen)
     took_s = seen[-1][0] / 1e9 - began
     return Row(
-        system,
+        system if workers == 1 else f"{system} x{workers}",
         "at once" if rate is None else f"{rate:,.0f}/s",
         issues / took_s,
         statistics.median(late),
@@ -346,6 +379,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--issues", type=int, default=20_000)
     parser.add_argument("--rate", type=float, help="of the second load, for both")
+    parser.add_argument("--workers", type=int, default=1, help="of ours")
     parser.add_argument("--profile", metavar="FILE")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--receive", action="store_true", help=argparse.SUPPRESS)
@@ -361,10 +395,11 @@ def main() -> int:
     resource.setrlimit(
         resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     )
-    rows = [measure("tocsin", arguments.issues, None, arguments.profile)]
+    workers = arguments.workers
+    rows = [measure("tocsin", arguments.issues, None, arguments.profile, workers)]
     rate = arguments.rate or rows[0].per_second / 4
     if not arguments.profile:
-        rows.append(measure("tocsin", arguments.issues // 4, rate))
+        rows.append(measure("tocsin", arguments.issues // 4, rate, None, workers))
         if shutil.which("prometheus-alertmanager"):
             rows.append(measure("alertmanager", arguments.issues, None))
             rows.append(measure("alertmanager", arguments.issues // 4, rate))

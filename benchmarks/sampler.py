@@ -89,7 +89,7 @@ async def measure(interval_s: float, cores: int, job_pid: int, seconds: float) -
             frames.append(frame)
 
         packer = Packer(Speaker(run_id="r", incarnation="i"), "n", interval_s=interval_s)
-        task = asyncio.create_task(Sampler.of(node, packer, send, interval_s=interval_s).run())
+        task = asyncio.create_task(Sampler.for_job(node, packer, send, interval_s=interval_s).run())
         await asyncio.sleep(WARM_S)
         before_s, at_s = time.process_time(), time.monotonic()
         await asyncio.sleep(seconds)

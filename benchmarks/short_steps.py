@@ -11,6 +11,10 @@ training, on a thread of its own.
 
     python benchmarks/short_steps.py                         # all loops
     python benchmarks/short_steps.py mlp clip --rounds 60
+
+With `--before-update` one training is watched in all blocks, and in every second one it also looks
+at its gradients in front of each step (`stop: {before_update: true}`): the difference is what that
+look costs alone.
 """
 
 from __future__ import annotations
@@ -265,10 +269,25 @@ class Switch:
             *_below(nn.Module), loss._Loss,
         ]  # fmt: skip
         self._plain = [dict(vars(owner)) for owner in self._owners]
-        self._hooks = (
+        self._hooks: tuple[dict[int, Any], dict[int, Any]] = (
             optimizers._global_optimizer_pre_hooks,
             optimizers._global_optimizer_post_hooks,
         )
+
+    @contextmanager
+    def guard_out(self) -> Iterator[None]:
+        """No look at the gradients in front of a step, inside of the block."""
+        from tocsin.emitter.hooks.update_guard import UpdateGuard
+
+        before, _ = self._hooks
+        # The last of them: put back, it is that again.
+        number = next(reversed(before))
+        guard = before.pop(number)
+        assert isinstance(guard.__self__, UpdateGuard)
+        try:
+            yield
+        finally:
+            before[number] = guard
 
     @contextmanager
     def out(self) -> Iterator[None]:
@@ -313,7 +332,9 @@ def _fast(times_s: list[float]) -> float:
     return statistics.fmean(sorted(times_s)[: -(-len(times_s) // 4)])
 
 
-def measure(name: str, rounds: int, warm_up_s: float) -> dict[str, Any]:
+def measure(
+    name: str, rounds: int, warm_up_s: float, *, before_update: bool = False
+) -> dict[str, Any]:
     """One loop, in this process."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -322,6 +343,8 @@ def measure(name: str, rounds: int, warm_up_s: float) -> dict[str, Any]:
         os.environ.update(
             TOCSIN_RUN_ID="bench", TOCSIN_JOB_ID="bench", TOCSIN_BUS=f"embedded:{folder}/bus.db"
         )
+        if before_update:
+            os.environ["TOCSIN_BEFORE_UPDATE"] = "protect_last_good"
         from tocsin.emitter.hooks import torch_patches
         from tocsin.emitter.training.context import current
 
@@ -331,8 +354,9 @@ def measure(name: str, rounds: int, warm_up_s: float) -> dict[str, Any]:
         first_s = time.thread_time()
         watched(1)
         first_s = time.thread_time() - first_s
-        with switch.out():
-            left_alone = make()
+        out = switch.guard_out if before_update else switch.out
+        with out():
+            left_alone = watched if before_update else make()
             left_alone(3)
             began = time.thread_time()
             left_alone(3)
@@ -353,7 +377,7 @@ def measure(name: str, rounds: int, warm_up_s: float) -> dict[str, Any]:
                     watched_s.append(lasts(watched, block))
                     beside_s += time.process_time() - process_s - block * watched_s[-1]
                 else:
-                    with switch.out():
+                    with out():
                         plain_s.append(lasts(left_alone, block))
         ratios = [100 * (b / a - 1) for a, b in zip(plain_s, watched_s, strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
@@ -389,20 +413,28 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=250)
     parser.add_argument("--warm-up", type=float, default=WARM_UP_S, metavar="SECONDS")
     parser.add_argument("--json", action="store_true", help="one loop, here, as a line of JSON")
+    parser.add_argument(
+        "--before-update", action="store_true", help="what a look before each update costs"
+    )
     options = parser.parse_args()
     unknown = [name for name in options.loops if name not in LOOPS]
     if unknown:
         parser.error(f"expected {', '.join(LOOPS)}; found {unknown[0]}")
     if options.json:
-        print(json.dumps(measure(options.loops[0], options.rounds, options.warm_up)))
+        found = measure(
+            options.loops[0], options.rounds, options.warm_up, before_update=options.before_update
+        )
+        print(json.dumps(found))
         return
+    adds = "the look adds" if options.before_update else "tocsin adds"
     print(
-        f"{'loop':<12} {'step':>9} {'tocsin adds':>12} {'quiet':>9} {'ratio (middle half)':>28} "
+        f"{'loop':<12} {'step':>9} {adds:>13} {'quiet':>9} {'ratio (middle half)':>28} "
         f"{'in hooks':>9} {'beside':>9} {'first step':>11}"
     )
     for name in options.loops or LOOPS:
         command = [sys.executable, __file__, name, "--json", "--rounds", str(options.rounds)]
         command += ["--warm-up", str(options.warm_up)]
+        command += ["--before-update"] if options.before_update else []
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             print(f"{name:<12} failed: {done.stderr.strip().splitlines()[-1:]}")
@@ -410,7 +442,7 @@ def main() -> None:
         row = json.loads(done.stdout.strip().splitlines()[-1])
         ratio = f"{row['percent']:+.2f} % ({row['low']:+.2f} … {row['high']:+.2f})"
         print(
-            f"{name:<12} {row['step_us']:6.0f} µs {row['added_us']:9.1f} µs "
+            f"{name:<12} {row['step_us']:6.0f} µs {row['added_us']:10.1f} µs "
             f"{row['quiet_us']:6.1f} µs {ratio:>28} {row['hooks_us']:6.1f} µs "
             f"{row['beside_us']:6.1f} µs {row['first_ms']:8.0f} ms"
             + (f"  off: {row['off']}" if row["off"] else ""),

@@ -35,8 +35,11 @@ if "TOCSIN_RUN_ID" in os.environ:
     time.sleep(1)
     launcher = os.getppid()
     for name in filter(str.isdigit, os.listdir("/proc")):
-        with open(f"/proc/{name}/stat") as file:
-            head, _, rest = file.read().rpartition(")")
+        try:
+            with open(f"/proc/{name}/stat") as file:
+                head, _, rest = file.read().rpartition(")")
+        except OSError:
+            continue  # another process, which has just ended
         fields = rest.split()
         spent_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         if int(name) == launcher:

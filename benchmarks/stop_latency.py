@@ -1,95 +1,182 @@
-"""From a NaN to the training loop left, and to its process gone: how long, over many real runs.
+"""From a NaN to the training loop left, and to its process gone: how long, over many real stops.
 
-Each run is the demo's small GPT under `tocsin run`; at a fixed step one gradient gets a NaN. The
-training prints when that happened and when its loop was left, by its own clock; the number of steps
-between is reported too, since a stop lets the step in progress finish. That its process is gone is
-what the launcher saw, by the append time of its record.
+The demo's small GPT under `tocsin run`; at a fixed step one gradient gets a NaN. One launch trains
+many times, each in a process of its own (`stop_latency_job.py`), so that start-up is paid once; on
+Kafka the workers live as long as the benchmark. The first stop of each launch, and of the workers,
+is reported apart: it meets cold caches, and consumer groups that are still forming.
 
-    python benchmarks/stop_latency.py --runs 200
-    python benchmarks/stop_latency.py --runs 200 --bus kafka://127.0.0.1:9092
+Two steps are the training's own and are reported apart: the one that shows the NaN (it comes with
+a gradient, the next loss is the first number that has it, and a step is reported when it is over),
+and the one in progress when the rank has the command. The way between them is shown hop by hop, by
+the time at which each record came onto the bus (append time, in milliseconds). A run of users is
+stopped once, so on an embedded bus its stop is a first one: `--per-launch 0` measures only those.
+
+    python benchmarks/stop_latency.py --stops 200                       # embedded
+    python benchmarks/stop_latency.py --stops 200 --brokers 3           # a Kafka of its own
+    python benchmarks/stop_latency.py --stops 200 --bus kafka://127.0.0.1:9092
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
-import re
-import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import uuid
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Final
 
-from tocsin.bus.port import Partition
+from tocsin.bus.port import Partition, Record
 from tocsin.bus.urls import open_bus
 from tocsin.console.views.bus_view import read_all
+from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import Event
-from tocsin.schemas.records.stops import StopExited
+from tocsin.schemas.records.frames import StepFrame
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.stops.commands import StopAcknowledged, StopRequested
 from tocsin.schemas.records.wire import decode, read_meta
-from tocsin.schemas.topics import Topics, telemetry_partition
+from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 
-FAULT_AT = 30
-_TIME = re.compile(r"^(fault|left).* step (\d+).*\[unix time ([0-9.]+) s\]", re.MULTILINE)
+HERE: Final = Path(__file__).parent
+TARGETS_MS: Final = {"embedded": 100, "kafka": 300}
 
-CONFIG = """\
+SILENT_S: Final = 180.0
+"""A job that prints no line for so long hangs, seconds."""
+
+CONFIG: Final = """\
 version: 1
 bus: {{url: "{url}", prefix: {prefix}}}
 rules:
-  - nonfinite: [stop]
+  - nonfinite: [{{stop: {{grace: 10m}}}}]   # the next training may be slow to begin
+  - restart_loop: off
 """
 
+HOPS: Final = (
+    ("shown", "NaN -> the step that shows it is over"),
+    ("evidence", "-> its numbers are on the bus"),
+    ("issue", "-> the rule's issue is on the bus"),
+    ("ledger", "-> the stop is in the ledger"),
+    ("command", "-> the signed command is on the bus"),
+    ("heard", "-> the rank has it"),
+    ("left", "-> the loop is left (the step in progress)"),
+)
 
-@dataclass(frozen=True)
-class Stopped:
-    """One run: milliseconds from the NaN, and the steps between it and the loop left."""
+
+@dataclass
+class Stop:
+    """One stop, milliseconds from the NaN; `at` has the hops that were found on the bus."""
 
     left_ms: float
     gone_ms: float
     steps: int
+    fault_s: float
+    first: bool
+    at: dict[str, float] = field(default_factory=dict)
 
 
-def one_run(folder: Path, config: Path, url: str, topics: Topics) -> Stopped:
-    """Train until the run is stopped."""
+def launch(
+    folder: Path, config: Path, url: str, topics: Topics, stops: int, environ: Mapping[str, str]
+) -> list[Stop]:
+    """Train and be stopped so many times under one launcher."""
     run_id = f"bench-{uuid.uuid4().hex[:8]}"
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "tocsin.console", "run", "--config", str(config), "--quiet",
-            "--run-id", run_id, "--",
-            sys.executable, "-m", "tocsin.console.demo.trainings.gpt", "--threads", "1", "--times",
-            "--steps", "2000", "--fault", "nan_gradient", "--fault-at", str(FAULT_AT),
-        ],
-        cwd=folder,
-        env={**os.environ, "XDG_CONFIG_HOME": str(folder / "config")},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )  # fmt: skip
-    found = {kind: (int(step), float(at)) for kind, step, at in _TIME.findall(done.stdout)}
-    if done.returncode != 79 or set(found) != {"fault", "left"}:
-        raise SystemExit(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
-    fault_step, fault_s = found["fault"]
-    left_step, left_s = found["left"]
-    gone_ms = asyncio.run(exited_ms(url, topics, run_id))
-    return Stopped((left_s - fault_s) * 1e3, gone_ms - fault_s * 1e3, left_step - fault_step)
+    errors = folder / "job.err"
+    with errors.open("w") as err:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tocsin.console", "run", "--config", str(config)),
+                *("--quiet", "--run-id", run_id, "--"),
+                *(sys.executable, str(HERE / "stop_latency_job.py"), str(stops)),
+            ],
+            cwd=folder,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=err,
+            text=True,
+        )
+    assert process.stdout is not None
+    lines = []
+    # A launcher passes SIGTERM on to its job; one that is killed leaves it behind.
+    watchdog = threading.Timer(SILENT_S, process.terminate)
+    watchdog.start()
+    for text in process.stdout:
+        watchdog.cancel()
+        if text.startswith("{"):
+            lines.append(json.loads(text))
+        watchdog = threading.Timer(SILENT_S, process.terminate)
+        watchdog.start()
+    watchdog.cancel()
+    if process.wait() != 79 or len(lines) != stops:
+        raise SystemExit(f"exit code {process.returncode}\n{lines}\n{errors.read_text()}")
+    found: dict[str, Stop] = {}
+    for number, line in enumerate(lines):
+        fault_s = line["fault_s"]
+        left_ms, gone_ms = ((line[key] - fault_s) * 1e3 for key in ("left_s", "gone_s"))
+        found[line["incarnation"]] = Stop(
+            left_ms, gone_ms, line["steps"], fault_s, first=number == 0
+        )
+    asyncio.run(find_hops(url, topics, run_id, found))
+    return list(found.values())
 
 
-async def exited_ms(url: str, topics: Topics, run_id: str) -> int:
-    """When the launcher's record came onto the bus that says the job is gone (Unix, ms)."""
-    partition = Partition(topics.telemetry, telemetry_partition(run_id))
+async def find_hops(url: str, topics: Topics, run_id: str, stops: dict[str, Stop]) -> None:
+    """When the records of each stop came onto the bus."""
+    telemetry = Partition(topics.telemetry, telemetry_partition(run_id))
+    others = [
+        Partition(topic, issue_partition(run_id))
+        for topic in (topics.issues, topics.actions, topics.control)
+    ]
     async with open_bus(url) as bus:
-        async for record in read_all(bus, [partition]):
-            if record.value is None or record.key != run_id.encode():
-                continue
-            meta = read_meta(record.headers)
-            value = decode(meta, record.value) if meta.type == StopExited.event_type else None
-            if isinstance(value, Event) and isinstance(value.data, StopExited):
-                return record.append_ms
-    raise SystemExit(f"{run_id}: no record says that the job is gone")
+        async for record in read_all(bus, [telemetry, *others]):
+            # Keys of the ledger are those of issues.
+            ours = (
+                record.key.startswith(run_id.encode()) or record.partition.topic == topics.actions
+            )
+            if record.value is not None and ours:
+                note(record, stops)
+    for stop in stops.values():
+        stop.at["left"] = stop.left_ms
+
+
+def note(record: Record, stops: dict[str, Stop]) -> None:
+    """Note a record's time if it is the first of its hop."""
+    assert record.value is not None
+    meta = read_meta(record.headers)
+    value = decode(meta, record.value)
+    at_ms: float = record.append_ms
+    if isinstance(value, StepFrame):
+        bad = value.column("gradient_nonfinite")
+        if bad is None or not (bad > 0).any():
+            return
+        hop, incarnation = "evidence", value.speaker.incarnation
+        over_us = value.at_us[int((bad > 0).argmax())]
+        if (stop := stops.get(incarnation)) is not None:
+            stop.at.setdefault("shown", over_us / 1e3 - stop.fault_s * 1e3)
+    elif not isinstance(value, Event):
+        return
+    elif isinstance(value.data, IssueFiring) and value.data.rule == "nonfinite":
+        hop, incarnation = "issue", value.data.incarnation
+    elif isinstance(value.data, Delivery) and value.data.kind == "stop":
+        if value.data.state != "pending":
+            return  # the first state was compacted away
+        hop, incarnation = "ledger", value.data.incarnation
+    elif isinstance(value.data, StopRequested):
+        hop, incarnation = "command", value.data.incarnation
+    elif isinstance(value.data, StopAcknowledged) and value.data.role == "trainer":
+        hop, incarnation, at_ms = "heard", value.data.incarnation, float(value.time_ms)
+    else:
+        return
+    stop = stops.get(incarnation)
+    if stop is not None and hop not in stop.at:
+        stop.at[hop] = at_ms - stop.fault_s * 1e3
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -97,64 +184,131 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
+def spread(values: list[float]) -> dict[str, float]:
+    """p50, p99 and the largest."""
+    if not values:
+        return {}
+    return {
+        "p50": round(percentile(values, 0.5), 1),
+        "p99": round(percentile(values, 0.99), 1),
+        "max": round(max(values), 1),
+    }
+
+
+def facts_of(bus: str, stops: list[Stop]) -> dict[str, Any]:
+    """What is reported, of all but the first stops of each launch."""
+    only_first = all(stop.first for stop in stops)
+    warm = [stop for stop in stops if only_first or not stop.first]
+    seen = [stop.at for stop in warm if {"shown", "heard"} <= stop.at.keys()]
+    hops: dict[str, dict[str, float]] = {}
+    for (earlier, _), (name, _) in zip((("", ""), *HOPS), HOPS, strict=False):
+        both = [stop.at for stop in warm if name in stop.at and (not earlier or earlier in stop.at)]
+        hops[name] = spread([at[name] - at.get(earlier, 0.0) for at in both])
+    return {
+        "bus": bus,
+        "stops": len(warm),
+        "target_p99_ms": TARGETS_MS[bus],
+        "left_ms": spread([stop.left_ms for stop in warm]),
+        "left_without_step_in_progress_ms": spread([at["heard"] for at in seen]),
+        "left_without_both_steps_ms": spread([at["heard"] - at["shown"] for at in seen]),
+        "gone_ms": spread([stop.gone_ms for stop in warm]),
+        "steps": spread([float(stop.steps) for stop in warm]),
+        "hops_ms": hops,
+        "first_of_a_launch_ms": spread([stop.left_ms for stop in stops if stop.first]),
+        "load": os.getloadavg()[0],
+    }
+
+
+def show(facts: dict[str, Any]) -> None:
+    """Print the facts as a table."""
+    print(f"{facts['bus']}, {facts['stops']} stops, load {facts['load']:.1f}")
+    rows = [
+        ("NaN -> loop left", facts["left_ms"]),
+        ("  without the step in progress", facts["left_without_step_in_progress_ms"]),
+        ("  nor the one that shows the NaN", facts["left_without_both_steps_ms"]),
+        ("NaN -> process gone", facts["gone_ms"]),
+        ("steps between", facts["steps"]),
+        *((f"  {what}", facts["hops_ms"][name]) for name, what in HOPS),
+        ("first stop of a launch", facts["first_of_a_launch_ms"]),
+    ]
+    print(f"{'ms':<52}{'p50':>9}{'p99':>9}{'max':>9}")
+    for name, found in rows:
+        numbers = "".join(f"{value:9.1f}" for value in found.values())
+        print(f"{name:<52}{numbers}")
+
+
+@contextlib.contextmanager
+def bus_of(arguments: argparse.Namespace, folder: Path) -> Iterator[str]:
+    """The URL of the bus, which is there inside of the block."""
+    if arguments.brokers:
+        sys.path.insert(0, str(HERE.parent / "tests"))
+        from support.kafka_broker import running_cluster
+
+        with running_cluster(folder, arguments.brokers) as brokers:
+            yield "kafka://" + ",".join(broker.server for broker in brokers)
+    else:
+        yield arguments.bus or f"embedded:{folder}/bus.db"
+
+
+@contextlib.contextmanager
+def workers_of(folder: Path, config: Path, environ: Mapping[str, str]) -> Iterator[None]:
+    """Rules and actions on Kafka, inside of the block."""
+    tocsin = [sys.executable, "-m", "tocsin.console"]
+    subprocess.run(
+        [*tocsin, "bus", "init", "--config", str(config)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env=environ,
+    )
+    workers: list[subprocess.Popen[bytes]] = []
+    try:
+        for service in ("rules", "actions"):
+            with (folder / f"{service}.log").open("wb") as log:
+                command = [*tocsin, service, "--config", str(config)]
+                workers.append(
+                    subprocess.Popen(command, cwd=folder, env=environ, stdout=log, stderr=log)
+                )
+        yield
+    finally:
+        for worker in workers:
+            worker.terminate()
+        for worker in workers:
+            worker.wait(15)
+
+
 def main() -> None:
-    """Print one line, or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=30)
+    """Print a table, or JSON; progress goes to stderr."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--stops", type=int, default=200)
+    parser.add_argument("--per-launch", type=int, default=25)
     parser.add_argument("--bus", help="kafka://HOST:PORT; default: an embedded bus")
+    parser.add_argument("--brokers", type=int, default=0, help="start a Kafka of so many brokers")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="tocsin-bench-") as name:
-        folder = Path(name)
+    stops: list[Stop] = []
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tocsin-bench-")))
+        environ = {**os.environ, "XDG_CONFIG_HOME": str(folder / "config")}
+        url = stack.enter_context(bus_of(arguments, folder))
+        kafka = url.startswith("kafka:")
+        prefix = f"bench-{uuid.uuid4().hex[:8]}" if kafka else "tocsin"
         config = folder / "tocsin.yaml"
-        prefix = f"bench-{uuid.uuid4().hex[:8]}" if arguments.bus else "tocsin"
-        url = arguments.bus or f"embedded:{folder}/bus.db"
         config.write_text(CONFIG.format(url=url, prefix=prefix))
-        tocsin = [sys.executable, "-m", "tocsin.console"]
-        workers: list[subprocess.Popen[bytes]] = []
-        try:
-            if arguments.bus:
-                environ = {**os.environ, "XDG_CONFIG_HOME": str(folder / "config")}
-                subprocess.run(
-                    [*tocsin, "bus", "init", "--config", str(config)],
-                    check=True,
-                    stdout=subprocess.DEVNULL,
-                )
-                for service in ("rules", "actions"):
-                    command = [*tocsin, service, "--config", str(config)]
-                    workers.append(subprocess.Popen(command, cwd=folder, env=environ))
-            results = []
-            for run in range(arguments.runs):
-                stopped = one_run(folder, config, url, Topics(prefix))
-                results.append(stopped)
-                print(
-                    f"run {run + 1}/{arguments.runs}: left after {stopped.left_ms:.0f} ms and "
-                    f"{stopped.steps} steps, gone after {stopped.gone_ms:.0f} ms",
-                    file=sys.stderr,
-                )
-        finally:
-            for worker in workers:
-                worker.terminate()
-                worker.wait(15)
-    left, gone = [each.left_ms for each in results], [each.gone_ms for each in results]
-    facts = {
-        "bus": "kafka" if arguments.bus else "embedded",
-        "runs": len(results),
-        "p50_ms": statistics.median(left),
-        "p99_ms": percentile(left, 0.99),
-        "gone_p50_ms": statistics.median(gone),
-        "gone_p99_ms": percentile(gone, 0.99),
-        "steps_p50": statistics.median(each.steps for each in results),
-    }
+        if kafka:
+            stack.enter_context(workers_of(folder, config, environ))
+        began = time.monotonic()
+        done = 0
+        while done < arguments.stops:
+            count = min(arguments.per_launch, arguments.stops - done)
+            stops += launch(folder, config, url, Topics(prefix), 1 + count, environ)
+            done, now_s = done + max(1, count), time.monotonic() - began
+            newest = spread([stop.left_ms for stop in stops[-max(1, count) :]])
+            print(f"{done}/{arguments.stops} stops, {now_s:.0f} s: {newest}", file=sys.stderr)
+    facts = facts_of("kafka" if kafka else "embedded", stops)
     if arguments.json:
         print(json.dumps(facts))
     else:
-        print(
-            f"{facts['bus']}, {facts['runs']} runs: NaN -> loop left p50 {facts['p50_ms']:.0f} ms, "
-            f"p99 {facts['p99_ms']:.0f} ms, {facts['steps_p50']:.0f} steps between (median); "
-            f"NaN -> process gone p50 {facts['gone_p50_ms']:.0f} ms, "
-            f"p99 {facts['gone_p99_ms']:.0f} ms"
-        )
+        show(facts)
 
 
 if __name__ == "__main__":
