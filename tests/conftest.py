@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -12,10 +13,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import settings
 
 from support import cpu_times, workers
 from support.children import STARTUP, python_path
-from support.kafka_broker import Broker, skip_or_fail, unavailable
+from support.kafka_broker import LASTING_MS, Broker, skip_or_fail, unavailable
+
+# An example of a property may be the first that uses a model, or run on a busy machine.
+settings.register_profile("tocsin", deadline=None)
+settings.load_profile("tocsin")
 
 _BROKER = pytest.StashKey[Broker]()
 _SERVER = pytest.StashKey[workers.Server]()
@@ -26,6 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
     leave some ignored, which a child inherits. In `make torture` they import all that users' do.
     """
     config.pluginmanager.register(cpu_times)
+    # Of the runs that tests start, those archive that are to (tests/e2e/test_archive.py).
+    os.environ["TOCSIN_STORE"] = "off"
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if os.environ.get("TOCSIN_TORTURE") == "1":
@@ -59,7 +67,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if "TOCSIN_TEST_KAFKA" in os.environ or unavailable() is not None:
         return
     folder = Path(tempfile.mkdtemp(prefix="tocsin-tests-kafka-"))
-    config.stash[_BROKER] = broker = Broker(folder)
+    config.stash[_BROKER] = broker = Broker(folder, session_ms=LASTING_MS)
     broker.start()
     os.environ["TOCSIN_TEST_KAFKA"] = broker.url.removeprefix("kafka://")
 
@@ -93,6 +101,15 @@ def short_path() -> Iterator[Path]:
     """A temporary folder whose path leaves room for a socket's name, as `tmp_path` does not."""
     with tempfile.TemporaryDirectory(prefix="tocsin-t") as folder:
         yield Path(folder)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """In a worker the garbage collector never goes through the tests themselves: to go through all
+    that is there takes half a second.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)
@@ -147,7 +164,7 @@ def kafka_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     reason = unavailable()
     if reason is not None:
         skip_or_fail(reason)
-    broker = Broker(tmp_path_factory.mktemp("kafka"))
+    broker = Broker(tmp_path_factory.mktemp("kafka"), session_ms=LASTING_MS)
     try:
         broker.start()
         yield broker.url
@@ -170,7 +187,28 @@ def private_broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 @pytest.fixture(autouse=True)
-def _heap_is_gone_through_as_in_a_new_process() -> None:
-    """Each test stands for a process; this one's heap is large, and so are its walks' costs."""
+def _heap_is_gone_through_as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test stands for a process; this one's heap is large, and so are its walks' costs, and
+    tests before may have frozen what there is. To count that takes a tenth of a second, so it is
+    counted only where a test freezes more."""
+    count, freeze, unfreeze = gc.get_freeze_count, gc.freeze, gc.unfreeze
+    before: list[int] = []
+    thawed = False
+
+    def noted() -> None:
+        before[:] = before or [count()]
+        freeze()
+
+    def noted_too() -> None:
+        nonlocal thawed
+        thawed = True
+        unfreeze()
+
+    monkeypatch.setattr(gc, "freeze", noted)
+    monkeypatch.setattr(gc, "unfreeze", noted_too)
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: count() - before[0] if before else 0)
     if (models := sys.modules.get("tocsin.emitter.model.discovery")) is not None:
         models.walks.reset()
+    yield
+    if thawed and "PYTEST_XDIST_WORKER" in os.environ:
+        freeze()

@@ -21,7 +21,7 @@ from support.fault_server import fault_server
 from support.forking import Forked
 from support.issue_records import issue, issue_record
 from support.waiting import until
-from tocsin.actions.delivery.retry import RetryPolicy
+from tocsin.actions.ledger.retry import RetryPolicy
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.port import Bus, Outgoing, Partition
 from tocsin.console.dead_letters.letters import choose_letter, state_of

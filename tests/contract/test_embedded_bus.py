@@ -84,22 +84,6 @@ async def test_a_corrupt_file_is_named_and_kept(path: Path) -> None:
     assert content(path) == b"this is no database " * 500
 
 
-async def test_a_file_damaged_inside_is_named_and_kept(world: World, path: Path) -> None:
-    spec = world.spec()
-    async with EmbeddedBus(path) as bus:
-        await bus.init([spec])
-        await (await bus.producer()).publish([record(Partition(spec.name, 0), b"k", bytes(99_000))])
-    whole = content(path)
-    damaged = whole[:16_384] + b"\xa5" * (len(whole) - 16_384)
-    put(path, damaged)
-
-    with pytest.raises(UnusableBus, match=str(path)):
-        async with EmbeddedBus(path) as bus:
-            await bus.reader({Partition(spec.name, 0): EARLIEST})
-
-    assert content(path) == damaged
-
-
 @pytest.mark.parametrize(
     ("statement", "says"),
     [

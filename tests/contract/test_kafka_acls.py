@@ -6,19 +6,25 @@ principal of those who train in the team `vision`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.protocol.admin import CreateAclsRequest
 
+from support.bus_records import send, work
 from support.issue_records import issue, issue_record, view, view_record
-from support.kafka_broker import Broker, skip_or_fail, unavailable
+from support.kafka_broker import LASTING_MS, Broker, skip_or_fail, unavailable
 from support.stops import StopSigner, outgoing
+from tocsin.bus.kafka.bus import KafkaBus
+from tocsin.bus.kafka.permissions import Role, permissions
 from tocsin.bus.kafka.security import KafkaSecurity
-from tocsin.bus.port import EARLIEST, Bus, BusError, Outgoing, Partition, Producer
+from tocsin.bus.port import EARLIEST, Bus, BusError, Outgoing, Partition, Producer, Record
 from tocsin.bus.urls import open_bus
+from tocsin.runtime.worker import Worker
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
+from tocsin.stream_rules.service import build_rules_service
+from tocsin.stream_rules.testing import RunBuilder
 
 pytestmark = pytest.mark.kafka
 
@@ -26,8 +32,7 @@ VISION, SPEECH = Topics("vision"), Topics("speech")
 TRAINER, WORD = "trainer", "trainer-word"
 RUN = "run-1"
 
-TOPIC, LITERAL, ALLOW = 2, 3, 3
-READ, WRITE, DESCRIBE = 3, 4, 8
+SERVICE = "service-word"
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +40,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     reason = unavailable()
     if reason is not None:
         skip_or_fail(reason)
-    broker = Broker(tmp_path_factory.mktemp("acls"), users={TRAINER: WORD}, acls=True)
+    users = {TRAINER: WORD, "rules": SERVICE, "actions": SERVICE}
+    broker = Broker(tmp_path_factory.mktemp("acls"), users=users, acls=True, session_ms=LASTING_MS)
     try:
         broker.start()
         yield broker
@@ -49,30 +55,17 @@ async def bus(broker: Broker) -> AsyncIterator[Bus]:
     async with open_bus(broker.url) as administrator:
         for topics in (VISION, SPEECH):
             await administrator.init(topics.specs())
-    read = (VISION.control, VISION.runs, VISION.issues, VISION.actions)
-    await grant(broker, VISION.telemetry, WRITE, DESCRIBE)
-    for topic in read:
-        await grant(broker, topic, READ, DESCRIBE)
+    await grant(broker, "trainer", TRAINER)
     security = KafkaSecurity("SCRAM-SHA-256", TRAINER, WORD)
     async with open_bus(broker.guarded_url, security=security) as trainers:
         yield trainers
 
 
-async def grant(broker: Broker, topic: str, *operations: int) -> None:
-    """Permit the trainer's principal these operations on a topic."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker.server)
-    await admin.start()
-    try:
-        client = admin._client  # its own admin client has no call for permissions
-        node = client.cluster.controller.nodeId
-        for operation in operations:
-            request = CreateAclsRequest(
-                TOPIC, topic, LITERAL, f"User:{TRAINER}", "*", operation, ALLOW
-            )
-            response = await client.send(node, request)
-            assert [code for code, *_ in response.creation_responses] == [0]
-    finally:
-        await admin.close()
+async def grant(broker: Broker, role: Role, user: str) -> None:
+    """Give a user the rights of a role in the team `vision`, as `tocsin bus acls --apply` does."""
+    async with open_bus(broker.url) as administrator:
+        assert isinstance(administrator, KafkaBus)
+        await administrator.grant(permissions(VISION, role, f"User:{user}"))
 
 
 def command(topics: Topics) -> Outgoing:
@@ -134,3 +127,41 @@ async def read_control(bus: Bus, topics: Topics) -> None:
     reader = await bus.reader({place: EARLIEST})
     await reader.ends([place])
     await reader.poll(timeout_s=1.0)
+
+
+async def test_the_rights_of_the_workers_are_enough_for_them_and_keep_them_in_their_team(
+    broker: Broker, bus: Bus
+) -> None:
+    run = RunBuilder(RUN)
+    run.started()
+    run.steps([0, 1], loss=1.0)
+    run.steps([2], loss=math.nan)
+    place = Partition(VISION.telemetry, telemetry_partition(RUN))
+    await send(bus, [replace(record, partition=place) for record in run.records])
+    for role in ("rules", "actions"):
+        await grant(broker, role, role)
+
+    async with open_bus(broker.guarded_url, security=login("rules")) as rules_bus:
+        service = build_rules_service(VISION)
+        group = f"{VISION.prefix}-rules"
+        assert await work(Worker(rules_bus, service, topics=VISION, group=group))
+        with pytest.raises(BusError, match="speech"):
+            await rules_bus.reader({Partition(SPEECH.telemetry, 0): EARLIEST})
+    async with open_bus(broker.guarded_url, security=login("actions")) as actions_bus:
+        place = Partition(VISION.issues, issue_partition(RUN))
+        consumer = await actions_bus.consumer(
+            f"{VISION.prefix}-actions", [VISION.issues], only=[place]
+        )
+        found: list[Record] = []
+        while not found:
+            found += await consumer.poll(timeout_s=1.0)
+        await consumer.commit({place: found[-1].offset + 1})
+        producer = await actions_bus.producer()
+        await producer.publish([command(VISION)])
+        state = moved(command(VISION), VISION.state, telemetry_partition(RUN))
+        assert VISION.state in await refused(producer, state), "states are the rules' alone"
+    assert b"nonfinite" in (found[0].value or b"")
+
+
+def login(user: str) -> KafkaSecurity:
+    return KafkaSecurity("SCRAM-SHA-256", user, SERVICE)

@@ -6,15 +6,29 @@ import asyncio
 import time
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 import pytest
+from aiokafka.client import AIOKafkaClient
 
-from support.buses import World, assigned, collect, partitions, record, until
+from support.buses import Notes, World, assigned, collect, partitions, record, until
 from support.kafka_broker import Broker, skip_or_fail, unavailable
 from support.waiting import SOON_S
-from tocsin.bus.kafka.clients import KafkaReader
+from tocsin.bus.kafka import topic_admin
+from tocsin.bus.kafka.bus import KafkaBus
+from tocsin.bus.kafka.clients import KafkaProducer, KafkaReader
+from tocsin.bus.kafka.consumer import KafkaConsumer
 from tocsin.bus.kafka.security import KafkaSecurity
-from tocsin.bus.port import EARLIEST, BusError, BusUnavailable, Partition, Record, UnusableBus
+from tocsin.bus.port import (
+    EARLIEST,
+    BusError,
+    BusUnavailable,
+    FencedMember,
+    Partition,
+    Record,
+    UnknownTopic,
+    UnusableBus,
+)
 from tocsin.bus.urls import open_bus
 
 pytestmark = pytest.mark.kafka
@@ -71,6 +85,88 @@ async def test_a_broker_that_goes_away_and_comes_back(shaken_broker: Broker) -> 
         assert (await collect(consumer, 1))[-1].value == b"after"
         await assigned(consumer, 4)
         await consumer.commit({place: 2})
+
+
+@pytest.mark.parametrize("by", ["coordination", "heartbeat"])
+async def test_a_member_whose_client_has_given_up_is_told_to_join_again(
+    kafka_url: str, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    world = World("kafka", kafka_url)
+    spec = world.spec()
+    async with world.bus() as bus:
+        await bus.init([spec])
+        consumer = await bus.consumer("given up", [spec.name])
+        await assigned(consumer, 4)
+        with monkeypatch.context() as patch:
+            # As with metadata that name no broker.
+            patch.setattr(AIOKafkaClient, "get_random_node", lambda _: None)
+            assert isinstance(consumer, KafkaConsumer)
+            insides = consumer._client._coordinator
+            if by == "coordination":
+                insides.coordinator_dead()
+            else:
+                insides.coordinator_id = None
+
+            async def is_fenced() -> bool:
+                try:
+                    await consumer.poll(timeout_s=0.2)
+                except FencedMember:
+                    return True
+                return False
+
+            await until(is_fenced, "the client gives up")
+        for _ in range(2 if by == "coordination" else 0):
+            with pytest.raises(FencedMember, match="join with another one"):
+                await consumer.poll(timeout_s=0.2)
+        await consumer.close()
+        again = await bus.consumer("given up", [spec.name])
+        await assigned(again, 4)
+
+
+async def test_a_producer_whose_client_has_given_up_goes_on_with_another(
+    kafka_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World("kafka", kafka_url)
+    spec = world.spec()
+    place = Partition(spec.name, 0)
+
+    async def fails(*_: object) -> None:
+        raise ValueError("what aiokafka does not expect")
+
+    async with world.bus() as bus:
+        await bus.init([spec])
+        producer = await bus.producer()
+        await producer.publish([record(place, b"k", b"before")])
+        assert isinstance(producer, KafkaProducer)
+        first = producer._client
+        with monkeypatch.context() as patch:
+            patch.setattr(first._sender, "_send_produce_req", fails)
+            with pytest.raises(BusUnavailable):
+                await producer.publish([record(place, b"k", b"lost")])
+        assert await producer.publish([record(place, b"k", b"after")]) == [1]
+        assert producer._client is not first
+        found = await collect(await bus.reader({place: EARLIEST}), 2)
+    assert [r.value for r in found] == [b"before", b"after"]
+
+
+async def test_a_broker_that_does_not_know_a_new_topic_yet_is_asked_again(
+    kafka_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World("kafka", kafka_url)
+    configs, asked = topic_admin._configs, []
+
+    async def too_early(admin: Any, names: Sequence[str]) -> Any:
+        asked.append(names)
+        if len(asked) == 1:
+            raise UnknownTopic("reading the configuration: UnknownTopicOrPartitionError")
+        return await configs(admin, names)
+
+    monkeypatch.setattr(topic_admin, "_configs", too_early)
+    spec = world.spec()
+    async with world.bus() as bus:
+        (state,) = await bus.init([spec])
+    assert state.exists
+    assert asked == [[spec.name]] * 2
 
 
 async def test_fetches_that_fail_do_not_end_who_closes(kafka_url: str) -> None:
@@ -130,6 +226,58 @@ async def test_no_broker_there_is_said_at_once() -> None:
         async with open_bus("kafka://127.0.0.1:9"):
             pass
     assert time.monotonic() - began < SOON_S
+
+
+async def test_settings_that_differ_are_changed_if_asked_for_and_only_these(kafka_url: str) -> None:
+    world = World("kafka", kafka_url)
+    spec = world.spec("compact")
+    async with world.bus() as bus:
+        assert isinstance(bus, KafkaBus)
+        await bus.init([spec])
+        other = {"delete.retention.ms": "5000", "segment.ms": "777777"}
+        await world.configure(spec.name, other)
+
+        (state,), changed = await bus.set_up([spec], replication=None, apply=False)
+        assert not changed
+        assert any("delete.retention.ms is 5000" in text for text in state.differs)
+        with pytest.raises(UnusableBus, match="expected 1 to 1, as many as there are brokers"):
+            await bus.set_up([spec], replication=3, apply=True)
+
+        (state,), changed = await bus.set_up([spec], replication=1, apply=True)
+        assert state.differs == ()
+        assert f"{spec.name}: delete.retention.ms was 5000, is {spec.tombstone_ms}" in changed
+        assert (await world.configuration(spec.name))["segment.ms"] == "777777", "what else is set"
+        assert (await bus.set_up([spec], replication=1, apply=True))[1] == []
+
+
+async def test_a_member_with_a_name_gets_its_partitions_back_after_a_restart(
+    kafka_url: str,
+) -> None:
+    world = World("kafka", kafka_url)
+    spec = world.spec()
+    group = f"{world.prefix}-named"
+    notes = Notes()
+    async with world.bus() as bus:
+        await bus.init([spec])
+        stays = await bus.consumer(group, [spec.name], listener=notes, member="a")
+        goes = await bus.consumer(group, [spec.name], member="b")
+
+        async def shared() -> bool:
+            await asyncio.gather(stays.poll(timeout_s=0.05), goes.poll(timeout_s=0.05))
+            return len(stays.assigned()) == len(goes.assigned()) == 2
+
+        await until(shared, "two members share four partitions")
+        before, told = goes.assigned(), len(notes.revoked)
+        await goes.close()
+        again = await bus.consumer(group, [spec.name], member="b")
+
+        async def back() -> bool:
+            await asyncio.gather(stays.poll(timeout_s=0.05), again.poll(timeout_s=0.05))
+            return bool(again.assigned())
+
+        await until(back, "its partitions are back")
+        assert again.assigned() == before
+        assert len(notes.revoked) == told, "nobody else was disturbed"
 
 
 async def test_nobody_asks_for_leases_on_kafka(kafka_url: str) -> None:

@@ -18,7 +18,7 @@ from tocsin.console.stop.switch import read_switch, switch_line, switch_stops
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.deliveries import Delivery
-from tocsin.schemas.records.stop_control import StopsSwitched
+from tocsin.schemas.records.stops.control import StopsSwitched
 
 CONFIG = """
 defaults: {mode: ask}

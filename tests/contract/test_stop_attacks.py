@@ -25,7 +25,7 @@ from tocsin.emitter.stop.verification import SKEW_MS, SignedCommand
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.events import Data
 from tocsin.schemas.records.frames import Speaker
-from tocsin.schemas.records.stops import StopExpired, StopRefused
+from tocsin.schemas.records.stops.commands import StopExpired, StopRefused
 from tocsin.schemas.topics import Topics
 
 RUN, INCARNATION = "run-1", "i1"
@@ -124,7 +124,7 @@ class Node:
 
     def told(self) -> list[SignedCommand]:
         """The stops that the rank was handed since the last call."""
-        handed = [SignedCommand.of(message) for message in self.rank.drain()]
+        handed = [SignedCommand.from_message(message) for message in self.rank.drain()]
         return [signed for signed in handed if signed is not None]
 
     @property

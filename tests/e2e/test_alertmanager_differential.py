@@ -8,6 +8,9 @@ that docs/explanation/alertmanager.md explains.
 
 An alert is sent with others of its step to a watchman, whose group waits four times as long as the
 others: when it has come, what has not come of that step was held.
+
+After the last step nothing happens for some intervals of `repeat_interval`, hours in ours and
+seconds in Alertmanager: both remind the same receivers of the same alerts.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -26,14 +30,15 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from support.alertmanager import needs_alertmanager, running_alertmanager
+from support.alertmanager import CONFIG_FILE, needs_alertmanager, running_alertmanager
 from support.fault_server import FaultServer, fault_server
 from support.issue_records import incarnation
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.simulation import Simulation
 from tocsin.schemas.configuration.file import Config, SectionRegistry, check_config
-from tocsin.schemas.configuration.time_windows import DAYS
+from tocsin.schemas.configuration.routing.time_windows import DAYS
 from tocsin.schemas.ids import issue_id
+from tocsin.schemas.records.deliveries import REPEAT
 from tocsin.schemas.records.issues import (
     IssueFiring,
     IssueOngoing,
@@ -50,11 +55,17 @@ RULES: Final[dict[str, Severity]] = {
     "idle": "info",
 }
 STEP_MS: Final = 60_000
+REPEAT_MS: Final = 3_600_000
+REPEATS: Final = 2
+"""Of each alert that is waited for."""
 WATCHMAN: Final = "watchman"
 RECEIVERS: Final = ("a", "b", "c")
 
 Notice = tuple[str, str, str, str]
 """Receiver, group, alert and state."""
+
+Repeated = tuple[str, str, str]
+"""Receiver, group and alert."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +180,7 @@ def our_config(story: Story, start: datetime) -> Config:
             "also": route.also,
             "group_by": list(route.group_by),
             "group_wait": "1s",
+            "repeat_interval": "1h",
             **({"active": route.active} if route.active else {}),
             **({"mute": route.mute} if route.mute else {}),
         }
@@ -237,7 +249,7 @@ class Ours:
         ]
         self._open += step.fires
         now_ms = self._simulation.now_ms
-        await self._simulation.take(
+        await self._simulation.apply(
             *(
                 issue_event(one, event_id=f"{one.issue_id}/{one.state}/{number}", time_ms=now_ms)
                 for one in issues
@@ -253,6 +265,18 @@ class Ours:
             )
             for sent in self._simulation.sent[begun:]
         ]
+
+    async def rest(self) -> set[Repeated]:
+        """What is repeated while nothing happens; each at least as often as is waited for."""
+        begun = len(self._simulation.sent)
+        await self._simulation.until(self._simulation.now_ms + (REPEATS + 1) * REPEAT_MS)
+        found = Counter(
+            (sent.delivery.action, sent.delivery.group, self._names[sent.delivery.issue_id])
+            for sent in self._simulation.sent[begun:]
+        )
+        assert {sent.delivery.occasion for sent in self._simulation.sent[begun:]} <= {REPEAT}
+        assert all(REPEATS <= count <= REPEATS + 1 for count in found.values()), found
+        return set(found)
 
     def _issue(self, kind: type[IssueFiring], alert: Alert) -> IssueFiring:
         training = incarnation(alert.run)
@@ -278,7 +302,7 @@ class Ours:
 # -- Alertmanager
 
 
-def their_config(story: Story, hook: str, start: datetime) -> str:
+def their_config(story: Story, hook: str, start: datetime, *, repeat: str = "4h") -> str:
     """The same configuration, in Alertmanager's words."""
 
     def route(one: Route) -> dict[str, Any]:
@@ -307,7 +331,7 @@ def their_config(story: Story, hook: str, start: datetime) -> str:
             "receiver": "nobody",
             "group_wait": "100ms",
             "group_interval": "100ms",
-            "repeat_interval": "4h",
+            "repeat_interval": repeat,
             "routes": [watchman, *map(route, story.routes)],
         },
         "receivers": [
@@ -375,14 +399,44 @@ class Theirs:
                     await self.hooks.arrived.wait()
         return found
 
+    async def rest(self, config: Path, repeating: str, expected: set[Repeated]) -> set[Repeated]:
+        """What is repeated from now on: what is expected, and what else comes meanwhile."""
+        await asyncio.to_thread(config.write_text, repeating)
+        await self._ask("POST", "/-/reload", api="")
+        begun, found, watched = len(self.hooks.seen), Counter[Repeated](), Counter[str]()
+        async with asyncio.timeout(120):
+            while True:
+                self.hooks.arrived.clear()
+                for request in self.hooks.seen[begun:]:
+                    begun += 1
+                    body = json.loads(request.body)
+                    group = self._group(body)
+                    names = [
+                        alert["labels"]["name"]
+                        for alert in body["alerts"]
+                        if alert["status"] == "firing"
+                    ]
+                    if body["receiver"] == WATCHMAN:
+                        watched.update(names)
+                    else:
+                        found.update((body["receiver"], group, name) for name in names)
+                often = all(found[one] >= REPEATS for one in expected)
+                # All watchmen's groups wait as long as the others, and one interval more.
+                if often and watched and min(watched.values()) > REPEATS:
+                    # When it has just read its configuration again, it has not heard of all
+                    # causes yet, and sends once what they mute.
+                    return {one for one, count in found.items() if count >= REPEATS}
+                await self.hooks.arrived.wait()
+
+    def _group(self, body: dict[str, Any]) -> str:
+        return ", ".join(f"{key}={body['groupLabels'].get(key, '')}" for key in self._keys(body))
+
     def _news(self) -> Iterator[Notice]:
         """What posts have said that no earlier one has."""
         for request in self.hooks.seen[self._read :]:
             self._read += 1
             body = json.loads(request.body)
-            group = ", ".join(
-                f"{key}={body['groupLabels'].get(key, '')}" for key in self._keys(body)
-            )
+            group = self._group(body)
             for alert in body["alerts"]:
                 place = (body["receiver"], group, alert["labels"]["name"])
                 if alert["status"] == "resolved" and place not in self._known:
@@ -429,8 +483,8 @@ class Theirs:
             )
             self._silence = made["silenceID"]
 
-    async def _ask(self, method: str, path: str, body: Any = None) -> Any:
-        async with self.session.request(method, f"{self.url}/api/v2{path}", json=body) as answer:
+    async def _ask(self, method: str, path: str, body: Any = None, api: str = "/api/v2") -> Any:
+        async with self.session.request(method, f"{self.url}{api}{path}", json=body) as answer:
             assert answer.status == 200, await answer.text()
             text = await answer.text()
             return json.loads(text) if text else None
@@ -450,7 +504,7 @@ def held_ends(
     sources = {one.run for one in (*before, *open_ones) if one.rule == "nonfinite"}
     return {
         one.name
-        for one in story.steps[number].resolves
+        for one in (*story.steps, Step((), ()))[number].resolves
         if story.silenced(one, number)
         or story.silenced(one, number - 1)
         or (story.inhibits and one.rule == "loss_spike" and one.run in sources)
@@ -471,7 +525,8 @@ async def both_tell_the_same(story: Story) -> None:
             config = their_config(story, hooks.url("/status/200"), start)
             async with running_alertmanager(config, Path(folder)) as url:
                 theirs = Theirs(url, hooks, story, session)
-                for number, step in enumerate(story.steps):
+                # The last, in which nothing happens but the end of a silence.
+                for number, step in enumerate((*story.steps, Step((), ()))):
                     before = open_ones
                     open_ones = [one for one in open_ones if one not in step.resolves]
                     open_ones += step.fires
@@ -479,6 +534,10 @@ async def both_tell_the_same(story: Story) -> None:
                     wanted = without(ends, await ours.step(number, step))
                     found = without(ends, await theirs.step(number, step, wanted))
                     assert found == wanted, f"step {number} of {story}"
+                repeated = await ours.rest()
+                repeating = their_config(story, hooks.url("/status/200"), start, repeat="1s")
+                file = Path(folder) / CONFIG_FILE
+                assert await theirs.rest(file, repeating, repeated) == repeated, f"rest of {story}"
 
 
 @needs_alertmanager

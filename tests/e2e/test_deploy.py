@@ -34,9 +34,15 @@ from tocsin.schemas.configuration.file import Config, check_config
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+WORKER_UNITS = [unit for unit in UNITS if unit.name != "tocsin-page.service"]
+"""The page waits for Kafka, and shows that it does."""
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 WORKERS = {name: service for name, service in SERVICES.items() if name != "kafka"}
+"""All that run tocsin; `page` alone is reached from outside."""
+LONG_RUNNING = ("rules", "actions", "archive", "page")
+EXTRAS = {"rules": "kafka", "actions": "actions", "archive": "store", "serve": "page"}
+"""What each command needs beside the package."""
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 # What the Compose Specification knows of a service, as far as it is used or likely to be.
@@ -74,7 +80,7 @@ def test_the_composition_has_its_shape() -> None:
         "volumes",
         "secrets",
     }
-    assert set(SERVICES) == {"kafka", "topics", "rules", "actions"}
+    assert set(SERVICES) == {"kafka", "topics", *LONG_RUNNING}
     for name, service in SERVICES.items():
         assert set(service) <= SERVICE_KEYS, name
         assert service["restart"] in ("unless-stopped", "on-failure:5")
@@ -91,7 +97,7 @@ def test_what_services_wait_for_can_come() -> None:
                 assert SERVICES[other]["restart"].startswith("on-failure"), "it must be let end"
             assert other != name
     assert set(WORKERS["topics"]["depends_on"]) == {"kafka"}
-    assert all(set(WORKERS[name]["depends_on"]) == {"topics"} for name in ("rules", "actions"))
+    assert all(set(WORKERS[name]["depends_on"]) == {"topics"} for name in LONG_RUNNING)
 
 
 def test_what_services_mount_is_declared_and_there() -> None:
@@ -123,7 +129,29 @@ def test_a_worker_is_confined(name: str) -> None:
     assert worker["read_only"] is True
     assert worker["cap_drop"] == ["ALL"]
     assert worker["security_opt"] == ["no-new-privileges:true"]
-    assert "ports" not in worker
+    assert ("ports" in worker) == (name == "page")
+
+
+def test_the_page_is_this_machine_s_and_asks_for_a_token() -> None:
+    page = WORKERS["page"]
+    (port,) = page["ports"]
+    command = page["command"]
+    token = Path(command[command.index("--token-file") + 1])
+
+    address = command[command.index("--http") + 1]
+    assert port == f"${{TOCSIN_PAGE_BIND:-127.0.0.1}}:{address.split(':')[1]}:8470"
+    assert token.parent == Path("/run/secrets")
+    assert token.name in page["secrets"]
+    # It reads runs; it changes none.
+    assert "store:/store:ro" in page["volumes"]
+
+
+def test_the_archive_writes_where_the_page_reads_and_the_image_lets_it() -> None:
+    url = config_of(WORKERS["archive"]).store.url
+
+    assert url == config_of(WORKERS["page"]).store.url
+    assert f"store:{url}" in WORKERS["archive"]["volumes"]
+    assert f"-o tocsin -g tocsin -m 0700 {url}" in " ".join(of("RUN"))
 
 
 def config_of(worker: dict[str, Any]) -> Config:
@@ -226,12 +254,14 @@ def test_only_what_is_copied_goes_to_the_engine() -> None:
 
 
 def test_pip_installs_extras_that_there_are_within_the_constraints() -> None:
-    (install,) = (words for rest in of("RUN") if "install" in (words := shlex.split(rest)))
+    (install,) = (words for rest in of("RUN") if "pip" in (words := shlex.split(rest))[0])
 
     assert install[install.index("--constraint") + 1] == "constraints.txt"
     extras = re.fullmatch(r"\.\[(.*)\]", install[-1])
     assert extras is not None
-    assert set(extras[1].split(",")) <= set(PYPROJECT["project"]["optional-dependencies"])
+    chosen = set(extras[1].split(","))
+    assert chosen <= set(PYPROJECT["project"]["optional-dependencies"])
+    assert {EXTRAS[WORKERS[name]["command"][0]] for name in LONG_RUNNING} <= chosen
     assert "index-url" not in " ".join(install)
 
 
@@ -258,7 +288,11 @@ def unit_lines(unit: Path) -> dict[str, list[str]]:
 
 def unit_command(unit: Path) -> list[str]:
     (command,) = unit_lines(unit)["ExecStart"]
-    return shlex.split(command.replace("%i", "1"))
+    return shlex.split(
+        command.replace("%i", "1")
+        .replace("${CREDENTIALS_DIRECTORY}", "/run/credentials")
+        .replace("${TOCSIN_PAGE_NAME}", "localhost")
+    )
 
 
 def installed(folder: Path) -> list[Path]:
@@ -299,19 +333,35 @@ def test_the_units_are_little_exposed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
-def test_a_unit_starts_a_worker_and_gives_it_time_to_end(unit: Path) -> None:
+def test_a_unit_starts_a_service_and_gives_it_time_to_end(unit: Path) -> None:
     program, *words = unit_command(unit)
     lines = unit_lines(unit)
 
     assert program == "/opt/tocsin/bin/tocsin"
     parse_command(words)
     assert lines["RestartPreventExitStatus"] == ["2"]
-    assert int(lines["TimeoutStopSec"][0]) >= 2 * 15
+    assert int(lines["TimeoutStopSec"][0]) >= (5 if words[0] == "serve" else 2 * 15)
+    assert words[words.index("--http") + 1].startswith("127.0.0.1:")
     user = (DEPLOY / "systemd" / "tocsin.sysusers").read_text().splitlines()[-1].split()[1]
     assert lines["User"] == [user]
 
 
-@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_each_unit_listens_at_a_port_of_its_own() -> None:
+    ports = [words[words.index("--http") + 1] for words in map(unit_command, UNITS)]
+
+    assert len(set(ports)) == len(UNITS) == 4
+
+
+def test_only_the_action_worker_sees_its_key() -> None:
+    for unit in UNITS:
+        lines = unit_lines(unit)
+        owner = "StateDirectory" in lines and lines["StateDirectory"] == ["tocsin"]
+        assert owner == (unit.name == "tocsin-actions.service")
+        if unit.name in ("tocsin-archive.service", "tocsin-page.service"):
+            assert lines["InaccessiblePaths"] == ["-/var/lib/tocsin/tocsin"]
+
+
+@pytest.mark.parametrize("unit", WORKER_UNITS, ids=lambda unit: unit.name)
 def test_a_unit_starts_again_when_kafka_is_late_and_not_when_its_configuration_is_wrong(
     unit: Path, embedded_site: Site, tmp_path: Path
 ) -> None:
@@ -319,7 +369,7 @@ def test_a_unit_starts_again_when_kafka_is_late_and_not_when_its_configuration_i
     codes = []
     for bus in ("kafka://127.0.0.1:1", "kafka:/127.0.0.1:1"):
         config = tmp_path / "tocsin.yaml"
-        config.write_text(f"version: 1\nbus: {bus}\n")
+        config.write_text(f"version: 1\nbus: {bus}\nstore: {tmp_path}/store\n")
         words = unit_command(unit)[1:]
         words[words.index("--config") + 1] = str(config)
         done = embedded_site.tocsin(*words[: words.index("--http")])
@@ -349,11 +399,18 @@ def test_each_command_explains_itself(words: list[str], embedded_site: Site) -> 
 
 
 def at(words: list[str], site: Site, port: int) -> list[str]:
-    """A worker's command with this site's configuration and port."""
+    """A worker's command with this site's configuration, port and token."""
     words = list(words)
     words[words.index("--config") + 1] = str(site.config)
     if "--http" in words:
         words[words.index("--http") + 1] = f"127.0.0.1:{port}"
+    if "--token-file" in words:
+        token = site.folder / "page-token"
+        token.write_text("a-token-of-more-than-twenty-characters")
+        token.chmod(0o600)
+        words[words.index("--token-file") + 1] = str(token)
+    if "--host-name" in words:
+        words[words.index("--host-name") + 1] = "tocsin.example.com"
     return words
 
 
@@ -363,7 +420,7 @@ def start(name: str, site: Site, port: int) -> subprocess.Popen[str]:
         return Forked(
             [*command, *at(WORKERS[name]["command"], site, port)],
             cwd=site.folder,
-            env={**os.environ, **site.environ},
+            env={**os.environ, **site.environ, "TOCSIN_STORE": str(site.folder / "store")},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -374,7 +431,7 @@ def start(name: str, site: Site, port: int) -> subprocess.Popen[str]:
 def healthy(name: str, port: int) -> bool:
     """What the engine would find."""
     _, _, *check = WORKERS[name]["healthcheck"]["test"]
-    check[-1] = check[-1].replace("9464", str(port))
+    check[-1] = re.sub(r"(?<=127\.0\.0\.1:)\d+", str(port), check[-1])
     return subprocess.run([sys.executable, *check], capture_output=True).returncode == 0
 
 
@@ -382,7 +439,7 @@ def healthy(name: str, port: int) -> bool:
 def test_the_services_start_in_their_order_and_become_healthy(kafka_site: Site) -> None:
     topics = kafka_site.tocsin(*at(WORKERS["topics"]["command"], kafka_site, 0))
     assert topics.returncode == 0, topics.stderr
-    ports = dict(zip(("rules", "actions"), free_ports(2), strict=True))
+    ports = dict(zip(LONG_RUNNING, free_ports(4), strict=True))
     assert not healthy("rules", ports["rules"])
     started = []
     try:
@@ -392,7 +449,7 @@ def test_the_services_start_in_their_order_and_become_healthy(kafka_site: Site) 
             wait_until(partial(healthy, name, port), timeout_s=60, what=f"{name} is healthy")
     finally:
         codes = [end(process, 30) for process in started]
-    assert codes == [0, 0]
+    assert codes == [0, 0, 0, 0]
 
 
 # -- the pages about it

@@ -7,21 +7,21 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
+from support import command_lines
 from support.site import Site
-from tocsin.console.__main__ import app
 from tocsin.console.context import section_registry
 from tocsin.schemas.configuration.file import check_config
 
 ROOT = Path(__file__).parents[2]
 SITE = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md", *SITE]
-TOLD = {"how-to/capture.md", "how-to/frameworks.md"}
-"""Their Python is one story: `test_docs_capture.py` runs it."""
+TOLD = {"how-to/capture.md", "how-to/frameworks.md", "how-to/store.md"}
+"""Their Python is one story: `test_docs_capture.py` and `test_docs_store.py` run it."""
 OPERATED = {"how-to/kafka.md", "how-to/systemd.md"}
 """Their commands other than `tocsin` are those of an operator: `test_deploy.py` reads them."""
 _FENCE = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -42,7 +42,7 @@ def named(page: Path) -> str:
     return f"{page.parent.name}/{page.name}"
 
 
-def command_lines() -> Iterator[object]:
+def shown_commands() -> Iterator[object]:
     """Each `tocsin …` and `make …` line of the console blocks, and the former in scripts."""
     for page in PAGES:
         for match in _FENCE.finditer(page.read_text()):
@@ -56,7 +56,7 @@ def command_lines() -> Iterator[object]:
                     yield pytest.param(text, id=text[:60])
 
 
-@pytest.mark.parametrize("line", list(command_lines()))
+@pytest.mark.parametrize("line", list(shown_commands()))
 def test_each_command_shown_is_one_that_there_is(line: str) -> None:
     words = shlex.split(line)
     if words[0] == "make":
@@ -65,13 +65,7 @@ def test_each_command_shown_is_one_that_there_is(line: str) -> None:
         assert targets <= known
         return
     assert words[0] == "tocsin", f"the docs show a command that no test runs: {line}"
-    before = words[1 : words.index("--")] if "--" in words else words[1:]
-    command = get_command(app)
-    context = command.make_context("tocsin", [before[0]], resilient_parsing=True)
-    while hasattr(command, "commands"):
-        command = command.commands[before.pop(0)]
-    rest = [*before, "--", "python", "train.py"] if "--" in words else before
-    command.make_context("tocsin", rest, parent=context)  # raises for an option that is not there
+    command_lines.parse(words[1:])
 
 
 @pytest.mark.parametrize("text", list(blocks("yaml")))
@@ -107,6 +101,7 @@ def test_each_link_leads_to_a_file_and_a_heading_in_it(page: Path) -> None:
         assert not anchor or anchor in anchors(there), f"{page.name}: {target}"
 
 
+@cache
 def anchors(page: Path) -> list[str]:
     """What GitHub calls the headings of a page, and so does the site."""
     headings = _HEADING.findall(_FENCE.sub("", page.read_text()))

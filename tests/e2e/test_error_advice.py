@@ -54,7 +54,7 @@ MISTAKES: Final = [
     Mistake("rules", ["TOCSIN_LOG", "expected DEBUG, INFO"], {"TOCSIN_LOG": "loud"}),
     Mistake("rules --http 80", ["expected HOST:PORT", "127.0.0.1:9464"]),
     Mistake("actions --allow-cidr here", ["expected a network like 10.0.0.0/8"]),
-    Mistake("status --bus embedded:none.db", ["no bus at", "'tocsin run' makes one"]),
+    Mistake("status --bus embedded:none.db", ["no bus at", "'tocsin run' creates one"]),
     Mistake(f"status --bus {NOBODY}", ["no broker answers", "is it running"]),
     Mistake(f"bus init --bus {NOBODY}", ["no broker answers", "is it running"]),
     Mistake(f"rules --bus {NOBODY}", ["no broker answers", "is it running"], code=1),

@@ -20,9 +20,9 @@ from support.watched import records
 from tocsin.console.context import section_registry
 from tocsin.schemas.configuration.file import check_config
 from tocsin.schemas.records import wire
+from tocsin.schemas.records.checkpoints import CheckpointWritten
 from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
-from tocsin.schemas.records.runs import CheckpointWritten
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PYTHON = sys.executable

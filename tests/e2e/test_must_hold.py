@@ -23,7 +23,7 @@ import pytest
 from support.launches import TESTS
 from support.receiver import Receiver
 from support.site import GPT, SCRIPTS, Finished, Site, embedded_site_in
-from tocsin.schemas.records.stops import StopLeft
+from tocsin.schemas.records.stops.commands import StopLeft
 
 pytestmark = pytest.mark.timeout(600)
 

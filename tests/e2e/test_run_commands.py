@@ -28,7 +28,7 @@ from tocsin.bus.urls import open_bus
 from tocsin.schemas.ids import incarnation_id, new_id
 from tocsin.schemas.key_folder import keys_folder, own_key
 from tocsin.schemas.records.events import Event
-from tocsin.schemas.records.stops import StopRefused, StopRequested
+from tocsin.schemas.records.stops.commands import StopRefused, StopRequested
 from tocsin.schemas.records.wire import meta_of, signature_headers
 from tocsin.schemas.topics import Topics, issue_partition
 
@@ -53,7 +53,7 @@ async def _command(site: Site, run_id: str, incarnation: str) -> None:
         not_after_ms=now_ms + 600_000,
         nonce=new_id(),
     )
-    event = Event.of(command, id=command.command_id, source="/actions", time_ms=now_ms)
+    event = Event.wrap(command, id=command.command_id, source="/actions", time_ms=now_ms)
     key, value = command.key.encode(), event.encode()
     signing = own_key(keys_folder(site.environ))
     headers = (*meta_of(event).headers(), *signature_headers(signing.sign(key, value)))
@@ -112,7 +112,8 @@ def test_a_person_stops_a_run_by_hand_and_neither_a_stranger_nor_an_old_command_
         told = json.loads(site.tocsin("why", run_id, "--json", *options).stdout)
         assert told["issue"] is None
         assert told["stop"]["reason"] == reason
-        assert [*told["stop"]["states"]] == ["requested", "acknowledged", "left", "exited"]
+        states = ["requested", "acknowledged", "checkpoint_decided", "left", "exited"]
+        assert [*told["stop"]["states"]] == states
 
 
 @pytest.mark.torture

@@ -18,7 +18,7 @@ from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition
 from tocsin.emitter.node.registry import NODE_FOLDER
 from tocsin.schemas.records.frames import SystemFrame
-from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.topics import Topics, telemetry_partition
 
 TOCSIN = [sys.executable, "-m", "tocsin.console"]
@@ -27,7 +27,7 @@ TOCSIN = [sys.executable, "-m", "tocsin.console"]
 REGISTERS = """
 import os, sys, time
 from tocsin.emitter.node.registry import NodeFolder, Registration
-entry = NodeFolder.of(os.environ).leave(Registration(
+entry = NodeFolder.from_environ(os.environ).leave(Registration(
     run_id="gpt-1", incarnation="i1", bus=sys.argv[1], prefix="tocsin", job_pid=os.getpid(),
     folder=os.getcwd(),
 ))

@@ -17,7 +17,7 @@ from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import BusError
 from tocsin.emitter.stop.verification import SignedCommand
 from tocsin.schemas.records.runs import RunStarted
-from tocsin.schemas.records.stops import StopAcknowledged, StopEscalated, StopExited
+from tocsin.schemas.records.stops.commands import StopAcknowledged, StopEscalated, StopExited
 
 HANGS = """
 import time

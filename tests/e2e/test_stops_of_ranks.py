@@ -21,17 +21,19 @@ from support.telemetry import said, wait_for
 from support.waiting import HANGS_S, wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.schemas.records.runs import RunStarted
-from tocsin.schemas.records.stops import StopEscalated, StopExited, StopLeft, StopRequested
+from tocsin.schemas.records.stops.commands import StopEscalated, StopExited, StopLeft, StopRequested
 
 RANKS = 8
 SEED = int(os.environ.get("TOCSIN_STOP_SEED", "20261123"))
 
 
-def train(folder: Path, signer: StopSigner, rounds: int, *arguments: str) -> Launched:
-    """Eight ranks, stopped so many times."""
+def train(
+    folder: Path, signer: StopSigner, rounds: int, *arguments: str, ranks: int = RANKS
+) -> Launched:
+    """So many ranks, stopped so many times."""
     return start(
         folder,
-        *(sys.executable, "-m", "support.stopped_ranks", str(folder), str(RANKS), str(rounds)),
+        *(sys.executable, "-m", "support.stopped_ranks", str(folder), str(ranks), str(rounds)),
         *arguments,
         signer=signer,
     )
@@ -47,11 +49,16 @@ def wait_for_step(folder: Path, number: int, step: int) -> None:
 
 
 def stop(
-    folder: Path, signer: StopSigner, *, trained: int = 1, grace_s: float = HANGS_S
+    folder: Path,
+    signer: StopSigner,
+    *,
+    trained: int = 1,
+    grace_s: float = HANGS_S,
+    ranks: int = RANKS,
 ) -> StopRequested:
     """A command for the incarnation in which all ranks train for the `trained`-th time."""
-    started = wait_for(folder, RunStarted, 1 + trained * RANKS)
-    newest = [each for each in started if each.role == "trainer"][-RANKS:]
+    started = wait_for(folder, RunStarted, 1 + trained * ranks)
+    newest = [each for each in started if each.role == "trainer"][-ranks:]
     (incarnation,) = {each.incarnation for each in newest}
     command = signer.command("r1", incarnation, grace_s=grace_s)
 
@@ -90,10 +97,10 @@ def test_all_ranks_leave_at_the_same_step(tmp_path: Path, rounds: int) -> None:
 
 def test_a_rank_that_does_not_come_is_named_and_the_launcher_escalates(tmp_path: Path) -> None:
     signer = StopSigner()
-    job = train(tmp_path, signer, 1, "--sleeps", "3")
+    job = train(tmp_path, signer, 1, "--sleeps", "3", ranks=4)
     # One step further nobody comes: its gradients need those of rank 3.
     wait_for_step(tmp_path, 0, 19)
-    stop(tmp_path, signer, grace_s=1.0)
+    stop(tmp_path, signer, grace_s=1.0, ranks=4)
     job.wait()
     (escalated,) = said(tmp_path, StopEscalated)
     assert escalated.how == "SIGTERM"
@@ -105,11 +112,11 @@ def test_a_rank_that_does_not_come_is_named_and_the_launcher_escalates(tmp_path:
 
 def test_a_rank_that_is_dead_does_not_hold_up_the_stop(tmp_path: Path) -> None:
     signer = StopSigner()
-    job = train(tmp_path, signer, 1)
+    job = train(tmp_path, signer, 1, ranks=4)
     wait_for_step(tmp_path, 0, 10)
     pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
-    os.kill(pids[5], signal.SIGKILL)
-    stop(tmp_path, signer, grace_s=1.0)
+    os.kill(pids[2], signal.SIGKILL)
+    stop(tmp_path, signer, grace_s=1.0, ranks=4)
     job.wait()
     (exited,) = said(tmp_path, StopExited)
     assert exited.how in ("edge", "SIGTERM", "itself")

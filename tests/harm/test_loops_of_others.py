@@ -9,9 +9,13 @@ import gc
 import json
 import math
 import multiprocessing
+import os
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,11 +24,11 @@ import pytest
 import torch
 from torch import nn
 
-from support.captured import Said, captured, environment, said
+from support.captured import HOOK, Said, captured, environment, said
 from support.watched import records
-from tocsin.emitter.api import Run
 from tocsin.emitter.hooks import torch_patches
 from tocsin.emitter.model.optimizers import ALONE_PATIENCE, PRIMARY_PATIENCE
+from tocsin.emitter.run import Run
 from tocsin.emitter.stop import datagrams, unwatched
 from tocsin.emitter.training.context import current
 from tocsin.schemas.records.issues import IssueFiring
@@ -465,6 +469,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[datagrams.E
     torch_patches.install()
     hooks.reset()
     hooks.asleep = hooks.forked = False
+    monkeypatch.setattr(hooks.gradients, "several", False)
     yield endpoint
     if current.session is not None:
         current.session.end()
@@ -609,6 +614,68 @@ def on_threads(parts: list[Callable[[], object]]) -> None:
     over.set()
     for thread in threads:
         thread.join(120)
+
+
+ON_THREADS = """
+import sys, threading, torch
+
+sys.setswitchinterval(1e-5)
+torch.set_num_threads(1)
+
+def train(every, calls):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x = torch.randn(64, 64)
+    for call in range(1, calls + 1):
+        model(x).square().mean().backward()
+        if call % every == 0:
+            optimizer.step()
+        optimizer.zero_grad()
+
+threads = [threading.Thread(target=train, args=(n, 3000)) for n in (50, 70, 10**9)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print("over")
+"""
+
+
+def test_trainings_on_threads_do_not_read_gradients_of_one_another(tmp_path: Path) -> None:
+    """They come and go without Python's lock: to read one then was a segmentation fault."""
+    path = os.pathsep.join(filter(None, (str(HOOK), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, "-c", ON_THREADS],
+        env={**os.environ, **environment(tmp_path, PYTHONPATH=path)},
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "over\n"), done.stderr
+    assert said(tmp_path).steps()
+
+
+def test_a_loop_that_skips_on_another_thread_each_time_is_not_misread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_patches.hooks.gradients, "several", False)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def one(i: int) -> None:
+        loss = loss_of(model, bad=i == 30)
+        loss.backward()
+        if math.isfinite(loss.item()):
+            optimizer.step()
+        optimizer.zero_grad()
+
+    def train() -> None:
+        with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+            for i in range(60):
+                (first, second)[i % 2].submit(one, i).result()
+
+    seen = watch(tmp_path, train)
+    assert seen.critical == []
+    assert seen.said.steps()[30]["steps_skipped"] == 1
+    assert not torch_patches.hooks.gradients.several
 
 
 def test_a_training_that_goes_on_on_other_threads_is_one(

@@ -23,21 +23,21 @@ from support.matrix import Trained, needed, same
 from support.stops import StopSigner
 from support.watched import records
 from tocsin.emitter import api
-from tocsin.emitter.api import Run
 from tocsin.emitter.checkpoints.health import health
 from tocsin.emitter.checkpoints.pins import pin
 from tocsin.emitter.hooks import torch_patches
+from tocsin.emitter.run import Run
 from tocsin.emitter.stop import exit_points
 from tocsin.emitter.training.context import current
+from tocsin.schemas.records.checkpoints import CheckpointWritten
 from tocsin.schemas.records.program_facts import TrainingPlanned
 from tocsin.schemas.records.runs import (
     CaptureDegraded,
-    CheckpointWritten,
     PhaseMark,
     RunEnded,
     RunStarted,
 )
-from tocsin.schemas.records.stops import StopCheckpoint, StopLeft
+from tocsin.schemas.records.stops.commands import StopCheckpoint, StopLeft
 from tocsin.stream_rules.testing import issues_of
 
 # What the frameworks themselves warn of is not ours.

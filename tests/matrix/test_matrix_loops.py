@@ -498,9 +498,9 @@ def test_a_rank_s_own_gradients_are_left_alone_while_a_cuda_graph_is_recorded(
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_initialized", lambda: True)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        local.look(weight)
+        local.read(weight)
     assert local.drain({id(weight): "weight"}) is None
-    local.look(weight)
+    local.read(weight)
     assert local.drain({id(weight): "weight"}) is not None
 
 

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from support import chart
+from support.kubernetes import derived
 from support.kubernetes.cluster import Cluster
+from support.kubernetes.descriptions import misfits
 from support.kubernetes.trainings import NAMESPACE, ROOT, Peers, shown, target_job
 from support.waiting import SOON_S, until
 from tocsin.actions.targets.kind import JobSeen, StopAsked
@@ -339,7 +342,35 @@ async def test_kinds_of_operators(
         assert operators.call("GET", peers.path(training))[0] == 404
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_answers_of_the_unit_tests_fit_the_descriptions_of_the_kinds(
+    operators: Cluster, kind: KindName
+) -> None:
+    """No field of theirs is unknown, and none that is needed is missing."""
+    description = yaml.safe_load(operators.programs.crd(f"{kind}s").read_text())
+    for state in ("running", "asked", "suspended"):
+        found = derived.job(kind, state)  # type: ignore[arg-type]  # KINDS has no Jobs
+        (version,) = [
+            one for one in description["spec"]["versions"]
+            if found["apiVersion"].endswith(f"/{one['name']}")
+        ]  # fmt: skip
+        assert misfits(found, version["schema"]["openAPIV3Schema"]) == []
+
+
 def test_the_example_is_a_job_that_the_api_server_takes(cluster: Cluster) -> None:
     manifest = yaml.safe_load((ROOT / "examples/kubernetes/job.yaml").read_text())
     status, answer = cluster.call("POST", f"{JOBS}?dryRun=All&fieldValidation=Strict", manifest)
     assert status == 201, shown(answer)
+
+
+@pytest.mark.parametrize("bucket", [False, True], ids=["volume", "bucket"])
+def test_the_chart_makes_what_the_api_server_takes(cluster: Cluster, bucket: bool) -> None:
+    values = ("config.store=s3://b/p", "store.environment=aws", "store.serviceAccount=writer")
+    made = chart.manifests(*chart.EVERYTHING, *(values if bucket else ()))
+    assert len(made) == 9 - bucket
+    for each in made:
+        group = each["apiVersion"]
+        root = f"/apis/{group}" if "/" in group else f"/api/{group}"
+        path = f"{root}/namespaces/other/{each['kind'].lower()}s"
+        status, answer = cluster.call("POST", f"{path}?dryRun=All&fieldValidation=Strict", each)
+        assert status == 201, (each["kind"], each["metadata"]["name"], shown(answer))

@@ -17,7 +17,7 @@ from support.signed_records import signed_record
 from support.virtual_actions import VirtualActions
 from tocsin.actions.delivery.answer_links import LASTS, AnswerLinks
 from tocsin.actions.delivery.receiver_queues import Notice
-from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.ledger.retry import Outcome
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.console.links.page import POLICY
@@ -33,7 +33,7 @@ from tocsin.schemas.records.deliveries import DRILL, Approval, Delivery
 from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.silences import SilenceSet
-from tocsin.schemas.records.stop_control import StopAnswered
+from tocsin.schemas.records.stops.control import StopAnswered
 from tocsin.schemas.records.wire import read_event
 from tocsin.schemas.signing import SigningKey, TrustedKeys
 from tocsin.schemas.topics import ISSUE_PARTITIONS, issue_partition
@@ -53,7 +53,7 @@ def waiting_stop(about: IssueFiring, quorum: int = 1) -> Delivery:
 
 def delivery_record(made: Delivery) -> Outgoing:
     """Its entry on the bus."""
-    event = Event.of(made, id=made.delivery_id, source="/actions", time_ms=NOW_MS)
+    event = Event.wrap(made, id=made.delivery_id, source="/actions", time_ms=NOW_MS)
     return record(event, TOPICS.actions, issue_partition(made.run_id), made.key)
 
 
@@ -401,6 +401,8 @@ def test_who_gets_a_link() -> None:
     assert links.url(entry.model_copy(update={"issue_state": "resolved"})) == ""
     assert links.url(entry.model_copy(update={"occasion": DRILL})) == ""
     assert AnswerLinks(None, key).url(entry) == ""
+    left_out = AnswerLinks(URL, key, without=["ml-mail"])
+    assert (left_out.url(entry), bool(left_out.url(delivery(issue(), "ml-chat")))) == ("", True)
     # No chat changes a character of it, no mail program breaks it, and it is not too long.
     assert re.fullmatch(r"https://[A-Za-z0-9./-]+", url)
     assert len(url) < 500

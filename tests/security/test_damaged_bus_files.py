@@ -71,7 +71,9 @@ def remove(path: Path) -> None:
 
 
 def remove_all(path: Path) -> None:
-    shutil.rmtree(path.parent)
+    # The processes of the run go on making files in it meanwhile.
+    while path.parent.exists():
+        shutil.rmtree(path.parent, ignore_errors=True)
 
 
 ATTACKS: tuple[Callable[[Path], None], ...] = (

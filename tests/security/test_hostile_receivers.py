@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from support.fault_server import fault_server
 from support.issue_records import NOW_MS, TOPICS, issue, issue_record
-from tocsin.actions.delivery.ledger import Ledger
-from tocsin.actions.delivery.retry import (
+from tocsin.actions.ledger.ledger import Ledger
+from tocsin.actions.ledger.retry import (
     LONGEST_RETRY_AFTER_MS,
     Outcome,
     RetryPolicy,

@@ -33,14 +33,15 @@ from tocsin.emitter.launch.enforcer import Enforcer, StopOrder
 from tocsin.emitter.launch.escalation import Stopper
 from tocsin.emitter.launch.job import Job
 from tocsin.emitter.process.process_group import process_lives
-from tocsin.emitter.stop import datagrams, exit_points
+from tocsin.emitter.stop import datagrams
 from tocsin.emitter.stop.detail_requests import CloserLooks
 from tocsin.emitter.stop.listener import Listener, ThreadListener
 from tocsin.emitter.stop.processes import Members
+from tocsin.emitter.stop.rank import Rank
 from tocsin.emitter.stop.verification import SignedCommand
 from tocsin.schemas.records.events import Data
 from tocsin.schemas.records.frames import Speaker
-from tocsin.schemas.records.stops import StopAcknowledged
+from tocsin.schemas.records.stops.commands import StopAcknowledged
 from tocsin.schemas.topics import Topics, issue_partition
 
 SIGNER = StopSigner()
@@ -220,7 +221,7 @@ def test_start(tmp_path: Path, records: list[Outgoing]) -> None:
         environ={"TOCSIN_STOP_KEYS": str(keys_in(tmp_path))},
         on_obeyed=lambda trainer, command: obeyed.set(),
     )
-    listener.members.heard(hello())
+    listener.members.receive(hello())
     listener.start()
     try:
         assert obeyed.wait(20)
@@ -266,7 +267,7 @@ def test_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TOCSIN_STOP", raising=False)
     said: list[Data] = []
     looks: list[int] = []
-    rank = exit_points.Rank(
+    rank = Rank(
         Speaker(run_id="r1", incarnation="i1"), said.append,
         look_closer=lambda steps, reason: looks.append(steps),
     )  # fmt: skip
@@ -297,12 +298,12 @@ def test_who_belongs_to_the_job(raw: list[bytes]) -> None:
     members = Members("i1", process_lives)
     for message in map(datagrams.decode, raw):
         if message is not None:
-            members.heard(message)
+            members.receive(message)
             Speaker(run_id="r1", incarnation=members.incarnation)
             assert members.living(members.incarnation) is not None
             assert members.training_over() in (True, False)
             assert members.steps() >= 0
-    assert members.heard(hello())
+    assert members.receive(hello())
     assert [trainer.pid for trainer in members.living("i1")][-1:] == [os.getpid()]
 
 
@@ -331,8 +332,10 @@ def test_the_helpers_orders(lines: list[bytes]) -> None:
         for order in orders.stops:
             if isinstance(order, StopOrder):
                 enforcer.obey(order)
+            elif order.what == "left":
+                enforcer.left(order.pid)
             else:
-                enforcer.left(order)
+                enforcer.saving(order.pid, on=order.what == "saving")
         assert len(enforcer.under_way) == 1
         await enforcer.close()
 

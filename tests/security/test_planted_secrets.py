@@ -1,4 +1,4 @@
-"""No secret of a receiver, and no word that answers it, is on the bus, in a log or in `why`."""
+"""No secret of a receiver or of its answers is on the bus, in a log, in `why` or in `dlq list`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from pydantic import SecretStr
 from support.editable_chats import BOT, editable_chats
 from support.fault_server import fault_server
 from support.issue_records import TOPICS, issue, issue_record
-from tocsin.actions.delivery.retry import RetryPolicy
+from tocsin.actions.ledger.retry import RetryPolicy
 from tocsin.actions.receivers.chat import kind as chat_kind
 from tocsin.actions.receivers.chat.editable import Telegram
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Bus, Partition
+from tocsin.console.context import read_viewing_context
+from tocsin.console.dead_letters.letters import letter_text, letters_json
+from tocsin.console.dead_letters.redrive import read_contents
+from tocsin.console.views.issue_commands import print_story
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.configuration.file import SectionRegistry, check_config
 from tocsin.schemas.signing import SigningKey
@@ -49,7 +53,10 @@ rules:
 
 
 async def test_planted_secrets_and_answers_stay_where_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     caplog.set_level(logging.DEBUG)
     program = tmp_path / "program"
@@ -88,11 +95,21 @@ async def test_planted_secrets_and_answers_stay_where_they_are(
                 worker.stop()
                 await task
             written = await everything(bus)
+            found = await read_contents(bus, TOPICS)
+        for as_json in (False, True):
+            context = read_viewing_context(None, f"embedded:{tmp_path / 'bus.db'}")
+            await print_story(context, issue().issue_id, as_json=as_json)
 
     assert server.seen[0].headers["x-token"] == "SECRET-header"
     for reason in ("410 Gone", "cannot fill the template", "403 Forbidden", "exited with 78"):
         assert reason in written, "its delivery is not on the bus"
     assert "SECRET" not in written
+    why = capsys.readouterr().out
+    letters = [letters_json(found.letters, found.ledger)]
+    letters += [line for one in found.letters for line in letter_text(one, found.ledger)]
+    for told in (why, "\n".join(letters)):
+        assert told.count("410 Gone") >= 2, "in words and in JSON"
+        assert "SECRET" not in told
     logged = [one for one in caplog.records if one.name.startswith("tocsin")]
     assert "SECRET" not in "\n".join(map(caplog.handler.format, logged))
 

@@ -20,8 +20,9 @@ from tocsin.schemas.errors import MalformedRecord, RecordError
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.frames import Speaker, StepFrame
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.schemas.records.runs import Heartbeat, RunEnded, RunStarted, RunView
-from tocsin.schemas.records.stops import StopAcknowledged, StopExited, StopLeft
+from tocsin.schemas.records.run_view import RunView
+from tocsin.schemas.records.runs import Heartbeat, RunEnded, RunStarted
+from tocsin.schemas.records.stops.commands import StopAcknowledged, StopExited, StopLeft
 from tocsin.schemas.records.wire import Meta, meta_of
 from tocsin.stream_rules.engine.configured_rules import rule_specs
 from tocsin.stream_rules.engine.episodes import Reported
@@ -61,7 +62,7 @@ class Scene:
         return self.told[before:]
 
     def forge_data(self, data: Data, **headers: Any) -> list[Reported]:
-        event = Event.of(data, id="x", source="/rogue", time_ms=self.victim.now_ms)
+        event = Event.wrap(data, id="x", source="/rogue", time_ms=self.victim.now_ms)
         return self.forge(event, **headers)
 
     def raw(self, value: bytes, meta: Meta) -> None:

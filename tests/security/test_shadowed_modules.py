@@ -127,7 +127,16 @@ def test_custom_rules_find_the_user_s_modules_and_no_other_in_their_place(
 def test_every_python_of_ours_is_started_so() -> None:
     """Whoever names the interpreter starts it by himself, past `python_command`."""
     found = []
-    for portion in ("schemas", "bus", "runtime", "emitter", "stream_rules", "actions", "console"):
+    for portion in (
+        "schemas",
+        "bus",
+        "runtime",
+        "emitter",
+        "stream_rules",
+        "actions",
+        "store",
+        "console",
+    ):
         for path in sorted((ROOT / portion / "tocsin").rglob("*.py")):
             tree = ast.walk(ast.parse(path.read_text()))
             named = (node.attr for node in tree if isinstance(node, ast.Attribute))

@@ -160,7 +160,7 @@ def test_what_lies_below_is_made_for_this_user_alone(shared: Path) -> None:
     made = [
         runtime_folder.job_folder({}),
         runtime_folder.shared_job_folder({}, "job"),
-        NodeFolder.of({}).path,
+        NodeFolder.from_environ({}).path,
     ]
     assert {folder.parent for folder in made} == {shared / NAME}
     assert {stat.S_IMODE(folder.lstat().st_mode) for folder in made} == {0o700}

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from support.buses import World
-from tocsin.actions.delivery.retry import RetryPolicy
+from tocsin.actions.ledger.retry import RetryPolicy
 from tocsin.actions.service import build_actions_service
 from tocsin.runtime.testing import CrashPoints
 from tocsin.runtime.worker import Worker, WorkerSettings
@@ -31,7 +31,7 @@ async def main(where: str, urls: str, keys: Path, run: str, deadline_s: float) -
     topics = Topics(os.environ.get("TOCSIN_PREFIX", "tocsin"))
     crash = CrashPoints.from_environment(os.environ)
     kind = "kafka" if where.startswith("kafka://") else "embedded"
-    async with World(kind, where).bus() as bus:
+    async with World(kind, where).reached() as bus:
         service = build_actions_service(
             topics,
             Config.model_validate({"defaults": {"mode": os.environ.get(STOP_MODE, "enforce")}}),

@@ -14,6 +14,9 @@ import pytest
 
 PROGRAM = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
 
+CONFIG_FILE = "alertmanager.yml"
+"""In the folder of one; `/-/reload` reads it again."""
+
 needs_alertmanager = pytest.mark.skipif(
     PROGRAM is None,
     reason="there is no Alertmanager on this machine (Debian: prometheus-alertmanager)",
@@ -24,7 +27,7 @@ needs_alertmanager = pytest.mark.skipif(
 async def running_alertmanager(config: str, folder: Path) -> AsyncIterator[str]:
     """Its URL, while it runs with this configuration."""
     assert PROGRAM is not None
-    file = folder / "alertmanager.yml"
+    file = folder / CONFIG_FILE
     file.write_text(config)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

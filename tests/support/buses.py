@@ -8,7 +8,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,16 @@ from aiokafka.structs import TopicPartition
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.embedded.log import COMPACTION_LAG_MS
 from tocsin.bus.kafka.bus import KafkaBus
-from tocsin.bus.port import EARLIEST, Bus, Consumer, Outgoing, Partition, Reader, Record
+from tocsin.bus.port import (
+    EARLIEST,
+    Bus,
+    BusUnavailable,
+    Consumer,
+    Outgoing,
+    Partition,
+    Reader,
+    Record,
+)
 from tocsin.bus.urls import open_bus
 from tocsin.schemas.topics import Cleanup, TopicSpec
 
@@ -88,6 +98,18 @@ class World:
             )
         return open_bus(self.url)
 
+    @asynccontextmanager
+    async def reached(self) -> AsyncIterator[Bus]:
+        """The same, as soon as it can be reached: services of tocsin wait for their bus, too."""
+        async with AsyncExitStack() as stack:
+            while True:
+                try:
+                    bus = await stack.enter_async_context(self.bus())
+                    break
+                except BusUnavailable:
+                    await asyncio.sleep(0.5)
+            yield bus
+
     def spec(self, cleanup: Cleanup = "delete", **options: Any) -> TopicSpec:
         """A topic of its own with 4 partitions, kept for an hour unless told otherwise."""
         options = {"partitions": 4, "retention_ms": 3_600_000} | options
@@ -119,6 +141,26 @@ class World:
                 )
             finally:
                 await admin.close()
+
+    async def configure(self, topic: str, settings: dict[str, str]) -> None:
+        """Set these of a Kafka topic, and no others."""
+        admin = await self._admin()
+        try:
+            await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, settings)])
+        finally:
+            await admin.close()
+
+    async def configuration(self, topic: str) -> dict[str, str]:
+        """The settings of a Kafka topic."""
+        admin = await self._admin()
+        try:
+            (answer,) = await admin.describe_configs(
+                [ConfigResource(ConfigResourceType.TOPIC, topic)]
+            )
+        finally:
+            await admin.close()
+        ((*_, entries),) = answer.resources
+        return {entry[0]: entry[1] for entry in entries}
 
     async def compact(self, bus: Bus, spec: TopicSpec) -> None:
         """Give compaction the occasion to run: time goes by, or a new segment begins."""

@@ -7,7 +7,7 @@ from email.utils import formatdate
 from typing import Final
 
 from support.issue_records import NOW_MS
-from tocsin.actions.delivery.retry import Failure, Outcome, phrase_of
+from tocsin.actions.ledger.retry import Failure, Outcome, phrase_of
 from tocsin.schemas.records.deliveries import DeliveryState
 
 

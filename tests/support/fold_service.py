@@ -38,6 +38,7 @@ class FoldService(Service):
     def __init__(self, topics: Topics, *, guard: bool = True) -> None:
         self.inputs = (topics.telemetry,)
         self.restores = (topics.state,)
+        self.read_ahead = (topics.state,)
         self._topics = topics
         self._guard = guard
         self._outputs: list[Outgoing] = []
@@ -47,6 +48,10 @@ class FoldService(Service):
         self.ticks: list[Tick] = []
         self.due_ms: int | None = None
         self.applied = 0
+
+    def order_of(self, record: Record) -> int:
+        order: int = json.loads(record.value or b"")["next_offset"]
+        return order
 
     def restore(self, partition: int, records: Sequence[Record]) -> None:
         runs = self.partitions.setdefault(partition, {})

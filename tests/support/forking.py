@@ -3,7 +3,8 @@
 What our commands import takes a second of processor time, more than most of them take to run.
 `Forked` is `subprocess.Popen` for them: a process of its own, with the given arguments, folder,
 environment, pipes and session, whose parent is a fork server. There is one for each process of
-pytest. In `make torture` each command starts a Python of its own, as for users.
+pytest. In `make torture` each command starts a Python of its own, as for users; but not one that is
+`AlwaysForked`.
 
     python -m support.forking       the server; requests come with their files on descriptor 0
 """
@@ -28,13 +29,23 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 MODULES: Final = frozenset(
-    {"tocsin.console", "support.launching", "support.actions_process", "support.fold_process"}
+    {
+        "tocsin.console",
+        "support.launching",
+        "support.actions_process",
+        "support.archive_process",
+        "support.chaos.emitter_process",
+        "support.chaos.rules_process",
+        "support.chaos_process",
+        "support.fold_process",
+    }
 )
 """What can be run so."""
 
 _PACKAGES: Final = (
     "tocsin.actions", "tocsin.bus", "tocsin.console", "tocsin.emitter.launch",
-    "tocsin.emitter.node", "tocsin.runtime", "tocsin.schemas", "tocsin.stream_rules",
+    "tocsin.emitter.node", "tocsin.emitter.send", "tocsin.runtime", "tocsin.schemas",
+    "tocsin.store", "tocsin.stream_rules",
 )  # fmt: skip
 _LONGEST: Final = 1 << 20
 _START: Final = struct.Struct("@i")
@@ -52,13 +63,18 @@ spent: Final = Spent()
 
 
 class Forked(subprocess.Popen[str]):
-    """As `subprocess.Popen(command, …)`; a plain one if the command is none of `MODULES`."""
+    """As `subprocess.Popen(command, …)`; a plain one if the command is none of `MODULES`.
 
+    Attributes:
+        served: whether commands are forked; else each starts a Python of its own.
+    """
+
+    served = os.environ.get("TOCSIN_TORTURE") != "1"
     _status: socket.socket | None = None
 
     def _execute_child(self, args: Sequence[str], *rest: Any) -> None:
         words = list(args)
-        if words[:2] != [sys.executable, "-m"] or words[2] not in MODULES or not _SERVED:
+        if words[:2] != [sys.executable, "-m"] or words[2] not in MODULES or not self.served:
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
         # As subprocess hands them on, in 3.11 and later.
@@ -108,6 +124,12 @@ class Forked(subprocess.Popen[str]):
         return self.returncode
 
 
+class AlwaysForked(Forked):
+    """Forked in `make torture`, too: for what is killed thousands of times after its start."""
+
+    served = True
+
+
 def run(
     command: Sequence[str], *, timeout: float, **options: Any
 ) -> subprocess.CompletedProcess[str]:
@@ -126,7 +148,6 @@ def run(
 # -- the server
 
 
-_SERVED = os.environ.get("TOCSIN_TORTURE") != "1"
 _connection: list[socket.socket] = []
 
 

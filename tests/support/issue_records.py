@@ -17,7 +17,7 @@ from tocsin.schemas.records.issues import (
     Severity,
     Subject,
 )
-from tocsin.schemas.records.runs import RunView, StopView
+from tocsin.schemas.records.run_view import RunView, StopView
 from tocsin.schemas.records.runs_view import RunsView
 from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
@@ -88,7 +88,7 @@ def feedback(kind: type[Feedback], value: IssueFiring, why: str = "") -> Feedbac
 
 
 def issue_record(value: IssueFiring) -> Outgoing:
-    event = Event.of(
+    event = Event.wrap(
         value,
         id=f"{value.issue_id}/{value.state}/0",
         source=f"/runs/{value.run_id}/rules",
@@ -116,7 +116,7 @@ def view(
 
 
 def view_record(value: RunView, *, time_ms: int = NOW_MS) -> Outgoing:
-    event = Event.of(value, id="view", source="/rules", time_ms=time_ms)
+    event = Event.wrap(value, id="view", source="/rules", time_ms=time_ms)
     return record(event, TOPICS.runs, telemetry_partition(value.run_id), value.run_id)
 
 

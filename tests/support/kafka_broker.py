@@ -24,8 +24,14 @@ from pathlib import Path
 import pytest
 
 POM = Path(__file__).with_name("kafka-pom.xml")
-START_S = 60.0
+START_S = 240.0
 STOP_S = 10.0
+SESSION_MS = 3_000
+LASTING_MS = 120_000
+"""For a broker that nobody restarts: silent for as long as a busy machine may make it, it keeps its
+place. One that has lost it is in no metadata, and its partitions have no leader."""
+
+"""For a broker that is to be frozen and killed on a machine that has much else to do."""
 
 
 def jars() -> Path:
@@ -90,15 +96,29 @@ class Broker:
     """One broker and controller in one process, with its data in `folder`.
 
     `users` (name to password) are let in at a second port, by SCRAM-SHA-256 or PLAIN. With `acls`
-    they may do only what was granted; at the first port all is permitted.
+    they may do only what was granted; at the first port all is permitted. One with a `leader` is a
+    further broker of its cluster; where there are `voters`, each of these is a controller, too.
+    With an `advertised_port`, which is a proxy's, clients that came through it are sent there, and
+    the proxy finds the broker at `proxied_port`.
     """
 
     folder: Path
     users: Mapping[str, str] = field(default_factory=dict)
     acls: bool = False
+    node: int = 1
+    leader: Broker | None = None
+    voters: Sequence[Broker] = field(default=(), repr=False, compare=False)
+    advertised_port: int = 0
+    session_ms: int = SESSION_MS
+    environ: Mapping[str, str] = field(default_factory=dict)
+    cluster: str = field(
+        default_factory=lambda: base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    )
+    controller_port: int = 0
     process: subprocess.Popen[bytes] | None = None
     port: int = 0
     guarded_port: int = 0
+    proxied_port: int = 0
 
     @property
     def server(self) -> str:
@@ -121,14 +141,25 @@ class Broker:
         assert self.process is not None
         return self.process.pid
 
+    def take_ports(self) -> None:
+        """Choose its ports, which are then its own for good."""
+        if not self.port:
+            ports = free_ports(4)
+            self.port, self.guarded_port, self.controller_port, self.proxied_port = ports
+
     def start(self) -> None:
         """Start it, the first time with an empty store, and wait until it answers."""
+        self.launch()
+        self.wait_until_it_answers()
+
+    def launch(self) -> None:
+        """Start it, and do not wait: of several controllers none answers alone."""
         properties = self.folder / "server.properties"
         if not properties.exists():
-            self.port, self.guarded_port, controller = free_ports(3)
+            self.take_ports()
             self.folder.mkdir(parents=True, exist_ok=True)
-            properties.write_text("\n".join(self._properties(controller)) + "\n")
-            cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+            properties.write_text("\n".join(self._properties()) + "\n")
+            cluster = self.cluster if self.leader is None else self.leader.cluster
             scram: list[str] = []
             for name, password in self.users.items():
                 scram += ["--add-scram", f"SCRAM-SHA-256=[name={name},password={password}]"]
@@ -139,6 +170,10 @@ class Broker:
                 properties.unlink()
                 raise RuntimeError(f"Kafka could not format its store:\n{self._log()}")
         self.process = self._java(["kafka.Kafka", str(properties)])
+
+    def wait_until_it_answers(self) -> None:
+        """Raises RuntimeError: it did not start."""
+        assert self.process is not None
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
@@ -174,11 +209,16 @@ class Broker:
         finally:
             os.kill(self.pid, signal.SIGCONT)
 
+    @property
+    def log(self) -> Path:
+        """What it has to say."""
+        return self.folder / "broker.log"
+
     def _log(self) -> str:
-        return (self.folder / "broker.log").read_text(errors="replace")[-4000:]
+        return self.log.read_text(errors="replace")[-4000:]
 
     def _java(self, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-        with (self.folder / "broker.log").open("ab") as log:
+        with self.log.open("ab") as log:
             return subprocess.Popen(
                 [
                     *("java", "-Xmx384m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
@@ -187,31 +227,42 @@ class Broker:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env={**os.environ, **self.environ},
                 start_new_session=True,
             )
 
-    def _properties(self, controller: int) -> list[str]:
-        open_to = f"PLAINTEXT://127.0.0.1:{self.port}"
+    def _properties(self) -> list[str]:
+        own = f"PLAINTEXT://127.0.0.1:{self.port}"
         if self.users:
-            open_to += f",SASL_PLAINTEXT://127.0.0.1:{self.guarded_port}"
+            own += f",SASL_PLAINTEXT://127.0.0.1:{self.guarded_port}"
+        listens, advertises = own, own
+        if self.advertised_port:
+            listens += f",PROXIED://127.0.0.1:{self.proxied_port}"
+            advertises += f",PROXIED://127.0.0.1:{self.advertised_port}"
+        voters = self.voters or (self.leader or self,)
+        votes = any(voter is self for voter in voters)
+        if votes:
+            listens += f",CONTROLLER://127.0.0.1:{self.controller_port}"
+        quorum = ",".join(f"{one.node}@127.0.0.1:{one.controller_port}" for one in voters)
+        copies = len(voters)
         lines = [
-            "process.roles=broker,controller",
-            "node.id=1",
-            f"controller.quorum.voters=1@127.0.0.1:{controller}",
-            f"listeners={open_to},CONTROLLER://127.0.0.1:{controller}",
-            f"advertised.listeners={open_to}",
+            f"process.roles=broker{',controller' if votes else ''}",
+            f"node.id={self.node}",
+            f"controller.quorum.voters={quorum}",
+            f"listeners={listens}",
+            f"advertised.listeners={advertises}",
             "controller.listener.names=CONTROLLER",
             "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,"
-            "SASL_PLAINTEXT:SASL_PLAINTEXT",
+            "PROXIED:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT",
             "inter.broker.listener.name=PLAINTEXT",
             f"log.dirs={self.folder / 'data'}",
-            "offsets.topic.replication.factor=1",
+            f"offsets.topic.replication.factor={copies}",
             "offsets.topic.num.partitions=6",
-            "transaction.state.log.replication.factor=1",
+            f"transaction.state.log.replication.factor={copies}",
             "transaction.state.log.min.isr=1",
             "group.initial.rebalance.delay.ms=0",
             # A broker that was killed is let in again only when its last session is over.
-            "broker.session.timeout.ms=1000",
+            f"broker.session.timeout.ms={self.session_ms}",
             "broker.heartbeat.interval.ms=200",
             "group.min.session.timeout.ms=1000",
             # As a broker is by default: nothing of ours may create a topic by asking for it.
@@ -238,3 +289,42 @@ class Broker:
                 "allow.everyone.if.no.acl.found=false",
             ]
         return lines
+
+
+@contextmanager
+def running_cluster(folder: Path, brokers: int) -> Iterator[list[Broker]]:
+    """So many brokers of one cluster, the first of which is its controller, too."""
+    first = Broker(folder / "broker-1")
+    rest = [Broker(folder / f"broker-{n}", node=n, leader=first) for n in range(2, brokers + 1)]
+    with _stopped_at_last([first, *rest]) as started:
+        for broker in started:
+            broker.start()
+        yield started
+
+
+@contextmanager
+def running_quorum(folder: Path, advertised_ports: Sequence[int]) -> Iterator[list[Broker]]:
+    """A broker for each of these ports of proxies, all of which are controllers: the cluster works
+    as long as more than half of them do. What they keep has as many copies."""
+    voters: list[Broker] = []
+    for node, port in enumerate(advertised_ports, 1):
+        leader = voters[0] if voters else None
+        place = folder / f"broker-{node}"
+        voters.append(Broker(place, node=node, leader=leader, voters=voters, advertised_port=port))
+    for broker in voters:
+        broker.take_ports()
+    with _stopped_at_last(voters):
+        for broker in voters:
+            broker.launch()
+        for broker in voters:
+            broker.wait_until_it_answers()
+        yield voters
+
+
+@contextmanager
+def _stopped_at_last(brokers: list[Broker]) -> Iterator[list[Broker]]:
+    try:
+        yield brokers
+    finally:
+        for broker in reversed(brokers):
+            broker.stop(hard=True)

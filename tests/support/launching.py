@@ -3,7 +3,7 @@
     python -m support.launching FOLDER [key=value…] -- CMD…
 
 FOLDER gets the bus file, the summary and the observed records. Keys: run_id, drain_s, stop, quiet,
-helper (a shell line), require_bus, bus (a URL), judged_within_s.
+helper (a shell line), require_bus, bus (a URL), judged_within_s, before_update.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def main(arguments: list[str]) -> int:
         open_bus=lambda: open_bus(url),
         stop=given.get("stop", "on") == "on",
         hold=given.get("hold") == "yes",
+        before_update="skip" if given.get("before_update") == "yes" else None,
         pin="hard_link" if given.get("pin") == "yes" else None,
         drain_s=float(given.get("drain_s", "0.2")),
         quiet=given.get("quiet") == "yes",

@@ -47,8 +47,8 @@ def adversaries() -> Loop:
     return step
 
 
-def in_backward() -> Loop:
-    model = torch.nn.Sequential(linear(), *(torch.nn.Linear(3, 3) for _ in range(3)))
+def in_backward(layers: int = 4) -> Loop:
+    model = torch.nn.Sequential(linear(), *(torch.nn.Linear(3, 3) for _ in range(layers - 1)))
     own = {p: torch.optim.SGD([p], lr=0.01) for p in model.parameters()}
 
     def update(parameter: torch.Tensor) -> None:

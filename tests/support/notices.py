@@ -6,7 +6,7 @@ import asyncio
 
 from support.issue_records import NOW_MS, issue_record
 from tocsin.actions.delivery.receiver_queues import Attempted, Notice, ReceiverQueue, ReceiverQueues
-from tocsin.actions.delivery.retry import Outcome, RetryPolicy, decide
+from tocsin.actions.ledger.retry import Outcome, RetryPolicy, decide
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import EVENT_TYPES

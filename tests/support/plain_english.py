@@ -73,12 +73,15 @@ PATTERNS: Final = (
 """(regular expression, better words)."""
 
 _COMPILED: Final = tuple((re.compile(pattern, re.IGNORECASE), why) for pattern, why in PATTERNS)
+_ANY: Final = re.compile("|".join(f"(?:{pattern})" for pattern, _ in PATTERNS), re.IGNORECASE)
 
 
 def found_in(text: str) -> Iterator[str]:
     """A line for each place where the text has words of the list."""
     # Help texts and pages are wrapped: a phrase may begin on one line and end on the next.
-    joined = re.sub(r"\s+", " ", text)
+    joined = " ".join(text.split())
+    if _ANY.search(joined) is None:
+        return
     for pattern, better in _COMPILED:
         for match in pattern.finditer(joined):
             around = joined[max(0, match.start() - 30) : match.end() + 30]

@@ -6,12 +6,9 @@ there. Without either, tests that need it are skipped and say why.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import shutil
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -20,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from support.own_environment import interpreter
 from support.waiting import wait_until
 
 VERSION = "2.60.0"
@@ -38,30 +34,6 @@ print(context.dashboard_url, flush=True)
 sys.stdin.read()
 ray.shutdown()
 """
-
-
-def _interpreter() -> Path:
-    """The Python that has Ray. Fetches it from the package index if need be."""
-    given = os.environ.get("TOCSIN_TEST_RAY")
-    if given:
-        return Path(given)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tocsin"
-    folder = cache / f"ray-{VERSION}-{sys.version_info.major}.{sys.version_info.minor}"
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "ray.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "complete").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            python = str(folder / "bin/python")
-            for command in (
-                [sys.executable, "-m", "venv", str(folder)],
-                [python, "-m", "pip", "install", "--quiet", f"ray[default]=={VERSION}"],
-            ):
-                done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-                if done.returncode != 0:
-                    pytest.skip(f"Ray {VERSION} cannot be installed: {done.stderr.strip()[-300:]}")
-            (folder / "complete").touch()
-    return folder / "bin/python"
 
 
 @dataclass(frozen=True)
@@ -118,7 +90,7 @@ class RealRay:
 @contextmanager
 def real_ray(folder: Path) -> Iterator[RealRay]:
     """A cluster of one node, with token authentication."""
-    python = _interpreter()
+    python = interpreter("ray", VERSION, "ray[default]", "TOCSIN_TEST_RAY")
     script = folder / "cluster.py"
     script.write_text(_CLUSTER)
     settings = {

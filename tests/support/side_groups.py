@@ -18,15 +18,15 @@ from types import ModuleType
 import torch
 import torch.distributed as dist
 
-from tocsin.emitter.stop import rank_agreement
+from tocsin.emitter.stop import side_group
 
 HERE_S = 0.5
 
 
 def own_group_after_a_late_rank(rank: int, folder: Path) -> None:
     """Rank 1 comes when rank 0 has given it up; then the script makes a group."""
-    rank_agreement.HERE_S = HERE_S  # type: ignore[misc]  # it is final for all but tests
-    make = rank_agreement._make_group
+    side_group.HERE_S = HERE_S  # type: ignore[misc]  # it is final for all but tests
+    make = side_group._make_group
 
     def late(torch_distributed: ModuleType, environ: Mapping[str, str]) -> None:
         if rank == 1:
@@ -34,8 +34,8 @@ def own_group_after_a_late_rank(rank: int, folder: Path) -> None:
             store.wait(["tocsin/all/1"], timedelta(seconds=60))
         make(torch_distributed, environ)
 
-    rank_agreement._make_group = late
-    rank_agreement.wrap_init_process_group(dist)
+    side_group._make_group = late
+    side_group.wrap_init_process_group(dist)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     _own_group()
 
@@ -44,13 +44,13 @@ def stops_off_on_one_rank(rank: int, folder: Path) -> None:
     """`--no-stop` on one node alone: no rank makes the side group."""
     if rank == 1:
         os.environ["TOCSIN_STOP"] = "off"
-    rank_agreement.wrap_init_process_group(dist)
+    side_group.wrap_init_process_group(dist)
     dist.init_process_group("gloo", init_method=f"file://{folder}/off", rank=rank, world_size=2)
     _own_group()
 
 
 def _own_group() -> None:
-    assert rank_agreement.current() is None
+    assert side_group.current() is None
     group = dist.new_group(timeout=timedelta(seconds=20))
     number = torch.ones(1)
     dist.all_reduce(number, group=group)
@@ -62,9 +62,9 @@ def fake_group(rank: int, folder: Path) -> None:
     """As dry runs and estimates of memory have it."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    rank_agreement.wrap_init_process_group(dist)
+    side_group.wrap_init_process_group(dist)
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=2)
-    assert rank_agreement.current() is None
+    assert side_group.current() is None
     dist.all_reduce(torch.ones(1))
     dist.destroy_process_group()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tocsin.bus.port import Partition, Record
 from tocsin.schemas.ids import new_id
 from tocsin.schemas.records.events import Data, Event
-from tocsin.schemas.records.stop_control import SWITCH_KEY, StopAnswered, StopsSwitched
+from tocsin.schemas.records.stops.control import SWITCH_KEY, StopAnswered, StopsSwitched
 from tocsin.schemas.records.wire import meta_of, signature_headers
 from tocsin.schemas.signing import SigningKey
 from tocsin.schemas.topics import Topics
@@ -13,7 +13,7 @@ from tocsin.schemas.topics import Topics
 
 def signed_record(data: Data, name: bytes, key: SigningKey | None, *, offset: int = 0) -> Record:
     """The record under that name; without a key, unsigned."""
-    event = Event.of(data, id=new_id(), source="/people", time_ms=1)
+    event = Event.wrap(data, id=new_id(), source="/people", time_ms=1)
     value, headers = event.encode(), meta_of(event).headers()
     if key is not None:
         headers += signature_headers(key.sign(name, value))

@@ -9,7 +9,7 @@ from tocsin.bus.port import Outgoing, Partition
 from tocsin.emitter.stop.verification import SignedCommand
 from tocsin.schemas.ids import new_id
 from tocsin.schemas.records.events import Event
-from tocsin.schemas.records.stops import StopRequested
+from tocsin.schemas.records.stops.commands import StopRequested
 from tocsin.schemas.records.wire import meta_of, signature_headers
 from tocsin.schemas.signing import SigningKey
 from tocsin.schemas.topics import Topics, issue_partition
@@ -46,7 +46,9 @@ class StopSigner:
 
 def event_of(command: StopRequested) -> Event[StopRequested]:
     """The CloudEvent that is on the bus."""
-    return Event.of(command, id=command.command_id, source="/actions", time_ms=command.requested_ms)
+    return Event.wrap(
+        command, id=command.command_id, source="/actions", time_ms=command.requested_ms
+    )
 
 
 def outgoing(signed: SignedCommand, run_id: str, topics: Topics | None = None) -> Outgoing:

@@ -13,8 +13,8 @@ from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.circuit import CircuitPolicy
 from tocsin.actions.delivery.failures import FailureReports
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue
-from tocsin.actions.delivery.retry import Outcome
 from tocsin.actions.delivery.setup import Setup
+from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.bus.port import Outgoing, Record
 from tocsin.runtime.metrics import Metrics

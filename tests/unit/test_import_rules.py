@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 
-PORTIONS = ("schemas", "bus", "runtime", "emitter", "stream_rules", "actions", "console")
+PORTIONS = ("schemas", "bus", "runtime", "emitter", "stream_rules", "actions", "store", "console")
 
 # Each part, and the other parts it may know. Console is where all of them meet.
 ALLOWED: dict[str, set[str]] = {
@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "emitter": {"schemas", "bus"},
     "stream_rules": {"schemas", "runtime", "bus"},
     "actions": {"schemas", "bus", "runtime"},
+    "store": {"schemas", "bus", "runtime"},
     "console": set(PORTIONS),
 }
 
@@ -69,8 +70,17 @@ ADAPTERS: dict[str, set[str]] = {
     "transformers": {"tocsin.emitter.transformers"},
     "tenacity": {"tocsin.console.services.broker_connection"},
     "prometheus_client": {"tocsin.runtime.prometheus_metrics"},
+    "opentelemetry": {"tocsin.runtime.otlp_metrics"},
     "aiosmtpd": {"tocsin.console.demo*"},
+    "mcp": {"tocsin.console.agents.server"},
+    "starlette": {"tocsin.console.api.routes"},
     "sklearn": {"tocsin.console.demo.trainings"},
+    "duckdb": {
+        "tocsin.store.parquet.duck",
+        "tocsin.store.parquet.source",
+        "tocsin.store.query.engine",
+    },
+    "obstore": {"tocsin.store.storage.objects"},
 }
 
 
@@ -78,7 +88,7 @@ ADAPTERS: dict[str, set[str]] = {
 # from rooms of lower floors, for types too.
 FLOORS: dict[str, tuple[set[str], ...]] = {
     "schemas": (
-        {"errors", "exit_codes", "monotonic_clock", "process"},
+        {"errors", "exit_codes", "monotonic_clock", "process", "store_paths"},
         {"ids", "topics", "signing"},
         {"records", "key_folder", "links"},
         {"text", "stops_switch"},
@@ -94,6 +104,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"probes"},
         {"launch", "capture"},
         {"hooks"},
+        {"run"},
         {"api"},
         {"integrations", "__init__"},
         {"lightning", "transformers"},
@@ -112,19 +123,36 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
     ),
     "actions": (
         {"__init__", "decision", "kinds"},
-        {"digests"},
+        {"digests", "ledger"},
         {"delivery"},
         {"receivers"},
         {"targets"},
         {"config"},
         {"service", "simulation"},
     ),
+    "store": (
+        {"errors", "marks"},
+        {"values", "storage", "manifest"},
+        {"reading"},
+        {"parquet"},
+        {"catalog", "tensor_values"},
+        {"archive"},
+        {"stored", "tensor"},
+        {"run", "query"},
+        {"export"},
+        {"opening"},
+        {"config", "configured"},
+        {"__init__"},
+    ),
     "console": (
-        {"__init__", "context", "person", "publication"},
+        {"__init__", "charts", "context", "files", "person", "publication"},
         {"views", "configuration"},
-        {"feedback", "dead_letters", "silences", "stop"},
-        {"links"},
+        {"places"},
+        {"feedback", "dead_letters", "fleet", "report", "silences", "stop"},
+        {"compare", "links"},
         {"watch", "demo", "services", "catalog", "sagemaker"},
+        {"api", "query"},
+        {"agents", "page"},
         {"commands"},
         {"__main__"},
     ),
@@ -146,12 +174,15 @@ EXTRAS: Final[dict[str, list[str]]] = {
 BROUGHT_BY = {
     "annotated_types": "pydantic",
     "botocore": "boto3",
+    "markupsafe": "jinja2",
     "pydantic_core": "pydantic",
     "requests": "apprise",
+    "yarl": "aiohttp",
 }
 
-# A training may have these, and the emitter serves them if it has.
-USERS_OWN = {"transformers"}
+# A training may have these, and the emitter serves them if it has; the store gives its results as
+# theirs.
+USERS_OWN = {"pandas", "transformers"}
 
 OWNERS: Final = packages_distributions()
 
@@ -226,12 +257,19 @@ def _walk(node: ast.AST, path: str, *, eager: bool, typing: bool) -> Iterator[Im
 
 
 def _type_checking(test: ast.expr) -> bool:
-    return ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+    return _dotted(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def _dotted(node: ast.expr) -> str:
+    """The dotted name that an expression is; empty: it is something else."""
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _imported_by_name(call: ast.Call) -> str:
     """The module in `import_module("…")`, `__import__("…")`, else ""."""
-    name = ast.unparse(call.func)
+    name = _dotted(call.func)
     first = call.args[0] if call.args else None
     if name in ("import_module", "importlib.import_module", "__import__") and isinstance(
         first, ast.Constant

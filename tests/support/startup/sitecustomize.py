@@ -93,20 +93,6 @@ def _break_late(module: Any) -> None:
         return step
 
     module._use_grad_for_differentiable = late
-    _be_deterministic_early(sys.modules["torch"])
-
-
-def _be_deterministic_early(torch: Any) -> None:
-    """It tells the compiler, too."""
-    decide = torch.use_deterministic_algorithms
-
-    def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:
-        if _COMPILER in sys.modules:
-            decide(mode, warn_only=warn_only)
-        else:
-            torch._C._set_deterministic_algorithms(mode, warn_only=warn_only)
-
-    torch.use_deterministic_algorithms = use_deterministic_algorithms
 
 
 # To tocsin it is no module of a user's: with one, the launcher would not fork its helper.

@@ -77,6 +77,7 @@ def test_texts_are_found_and_docstrings_are_not() -> None:
     assert sorted(printed(source)) == ["a X b c", "d", "key"]
 
 
+@pytest.mark.slow
 def test_the_texts_of_the_code_are_plain_english() -> None:
     """Help, messages, errors, reasons, descriptions of fields: all but docstrings and comments."""
     found = {

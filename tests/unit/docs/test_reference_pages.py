@@ -35,7 +35,8 @@ def test_all_are_written(tmp_path: Path) -> None:
 def test_each_variable_of_the_code_is_on_the_page_and_the_reverse() -> None:
     """But for those in examples of secrets, `{env: NAME}`, and of commands: users choose them."""
     named, secrets = set(), set()
-    for text in SOURCES.values():
+    templates = [path.read_text() for path in ROOT.glob("*/tocsin/**/templates/*.yaml")]
+    for text in (*SOURCES.values(), *templates):
         named |= set(re.findall(r"\bTOCSIN_[A-Z_]+", text))
         secrets |= set(re.findall(r"\b(?:env: |environment: \{)(TOCSIN_[A-Z_]+)", text))
     assert secrets

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tocsin.bus.port import Partition, Record
+from tocsin.runtime import leased_runs
 from tocsin.runtime.leased_runs import ASK_MS, HoldLimit, SkippedRuns
 
 P0 = Partition("t", 0)
@@ -32,3 +35,36 @@ async def test_the_last_records_are_held_and_given_back_when_the_other_is_gone()
     assert [record.offset for record in runs.released()] == [2, 3]
     assert runs.before(P0, 4) == 4
     assert not runs.skips(at(4, 1_400))
+
+
+async def test_a_run_that_was_served_here_and_is_anothers_is_told_once() -> None:
+    elsewhere: set[str] = set()
+
+    async def skip(run: str) -> bool:
+        return run in elsewhere
+
+    runs = SkippedRuns(skip, hold=True)
+    assert await runs.refresh([b"r"], 0) == frozenset()
+    assert not runs.skips(at(0, 0))
+    elsewhere.add("r")
+    assert await runs.refresh([], ASK_MS) == frozenset(), "nobody asks while nothing happens"
+    assert await runs.refresh([], ASK_MS, served=True) == {"r"}
+    assert await runs.refresh([b"r"], 2 * ASK_MS) == frozenset()
+    assert runs.skips(at(1, 1))
+    elsewhere.clear()
+    assert await runs.refresh([], 3 * ASK_MS) == frozenset()
+    assert [record.offset for record in runs.released()] == [1]
+    elsewhere.add("r")
+    assert await runs.refresh([b"r"], 4 * ASK_MS) == {"r"}, "it was served here again"
+
+
+async def test_more_runs_than_are_remembered_are_still_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def skip(run: str) -> bool:
+        return True
+
+    monkeypatch.setattr(leased_runs, "MOST_ANSWERS", 2)
+    runs = SkippedRuns(skip, hold=False)
+    await runs.refresh([b"r", b"s", b"t"], 0)
+    assert all(runs.skips(at(offset, 0, run)) for offset, run in enumerate((b"r", b"s", b"t")))

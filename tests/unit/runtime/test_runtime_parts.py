@@ -50,6 +50,42 @@ def test_a_hole_is_fetched_once_more_and_then_believed() -> None:
     assert admitted(positions, 12) == ([12], {}), "the log has a hole there"
 
 
+def test_a_hole_up_to_the_end_is_passed_once_it_was_fetched_again() -> None:
+    positions = Positions(["t"])
+    positions.start(0, {"t": 5})
+    assert positions.behind({P0: 9}) == {P0: 4}
+    again = (False, {P0: 5})
+    assert positions.pass_holes({P0: 9}) == again, "what was lost in a rebalance is not passed"
+    assert positions.pass_holes({P0: 5}) == (False, {})
+    assert (positions.next(P0), positions.behind({P0: 9})) == (5, {P0: 4})
+    assert positions.pass_holes({P0: 9}) == (True, {})
+    assert (positions.next(P0), positions.behind({P0: 9})) == (9, {})
+    assert admitted(positions, 9) == ([9], {})
+    assert positions.pass_holes({Partition("t", 1): 9}) == (False, {}), "it is not ours"
+
+
+def test_what_is_before_the_place_to_start_from_is_not_read() -> None:
+    positions = Positions(["t"])
+    positions.start(0, {"t": None})
+    assert positions.behind({P0: 9}) == {P0: 9}
+    assert positions.pass_holes({P0: 9}) == (True, {}), "no fetch from offset 0"
+    assert positions.to_commit(lambda _, offset: offset) == {P0: 9}
+    assert admitted(positions, 9) == ([9], {})
+
+
+def test_a_hole_that_was_seen_before_a_rebalance_is_fetched_again_after_it() -> None:
+    positions = Positions(["t"])
+    positions.start(0, {"t": 5})
+    assert positions.pass_holes({P0: 9}) == (False, {P0: 5})
+    positions.park([0])
+    assert not positions.numbers()
+    assert positions.kept() == {0}
+    assert positions.take_back(0, {"t": 5})
+    assert positions.pass_holes({P0: 9}) == (False, {P0: 5})
+    positions.start(0, {"t": 5})
+    assert admitted(positions, 9) == ([], {P0: 5})
+
+
 def test_offsets_that_go_back_mean_another_log() -> None:
     positions = Positions(["t"])
     positions.start(0, {"t": 5})

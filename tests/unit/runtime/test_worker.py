@@ -3,10 +3,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from support.bus_records import read_all
 from support.fold_service import FoldService, expected_outputs
 from support.waiting import until
 from tocsin.bus.embedded.bus import EmbeddedBus
+from tocsin.bus.embedded.reader import EmbeddedConsumer
 from tocsin.bus.port import (
     Bus,
     BusUnavailable,
@@ -29,6 +31,7 @@ from tocsin.runtime.dead_letters import DeadLetterLimits, TooManyDeadLetters
 from tocsin.runtime.prometheus_metrics import PrometheusMetrics
 from tocsin.runtime.service import Poison, Tick
 from tocsin.runtime.testing import FakeClock
+from tocsin.runtime.watchdog import LOOK_MS, STUCK_MS, WedgedConsumer
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.records.dead_letters import DeadLetter
 from tocsin.schemas.topics import (
@@ -112,13 +115,90 @@ async def test_goes_on_from_the_snapshot_after_a_restart(bus: EmbeddedBus) -> No
     assert await outputs_of(bus, "run-1") == list(expected_outputs("run-1", range(20)).items())
 
 
+async def test_records_that_retention_has_removed_are_not_waited_for(
+    bus: EmbeddedBus, tmp_path: Path
+) -> None:
+    await send(bus, "run-1", numbers(1, 2, 3))
+    with closing(sqlite3.connect(tmp_path / "bus.db")) as db, db:
+        db.execute("DELETE FROM records")
+    clock = FakeClock()
+    worker = make(bus, FoldService(TOPICS), clock=clock)
+    async with running(worker) as task:
+        await worker.ready.wait()
+        for _ in range(2 + STUCK_MS // LOOK_MS):
+            clock.advance(ms=LOOK_MS)
+            worker.nudge()
+            await until(lambda: task.done() or worker.last_round_ms == clock.now_ms())
+        assert not task.done(), task.exception()
+
+
+async def test_where_a_poll_began_counts_once_it_has_returned(bus: EmbeddedBus) -> None:
+    # It may return what an earlier poll, which was cancelled, has fetched.
+    place = Partition(TOPICS.telemetry, 3)
+    wiring = make(bus, FoldService(TOPICS))._wiring
+    await wiring.join(50)
+    assert wiring.consumer is not None
+    wiring._looked = {place: 9}
+    assert not wiring.looked()
+    await wiring._stop_poll("input")
+    assert wiring.looked() == {place: 9}
+    assert not wiring.looked()
+    wiring.look_at({place})
+    wiring.drop({place})
+    await wiring.join(50)
+    await wiring._stop_poll("input")
+    assert not wiring.looked()
+    await wiring.close()
+
+
+async def test_after_an_absence_in_which_all_has_expired_a_worker_has_caught_up(
+    bus: EmbeddedBus,
+) -> None:
+    await send(bus, "run-1", numbers(1, 2, 3))
+    async with running(first := make(bus, FoldService(TOPICS))):
+        assert await first.caught_up(10)
+    await send(bus, "run-1", numbers(4, 5))
+    await send(bus, "run-2", numbers(1))
+    await bus.maintain(1_000, time.time_ns() // 1_000_000 + 90_000_000)
+
+    service = FoldService(TOPICS)
+    service.due_ms = 1
+    async with running(worker := make(bus, service)):
+        assert await worker.caught_up(10)
+        await until(lambda: service.due_ms is None, what="a timer fires")
+        await send(bus, "run-1", numbers(6))
+        await until(lambda: service.applied == 1)
+
+
+async def test_a_consumer_that_returns_nothing_ends_the_worker(
+    bus: EmbeddedBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(self: EmbeddedConsumer, max_records: int) -> Sequence[Record]:
+        return ()
+
+    clock = FakeClock()
+    worker = make(bus, FoldService(TOPICS), clock=clock)
+    task = asyncio.create_task(worker.run())
+    await worker.ready.wait()
+    monkeypatch.setattr(EmbeddedConsumer, "_look", nothing)
+    await send(bus, "run-1", numbers(1, 2, 3))
+    for _ in range(2 + STUCK_MS // LOOK_MS):
+        clock.advance(ms=LOOK_MS)
+        worker.nudge()
+        await until(lambda: task.done() or worker.last_round_ms == clock.now_ms())
+    with pytest.raises(WedgedConsumer, match="nothing came of"):
+        await task
+
+
 class Hanging(FoldService):
     """Hangs over the first records that it is given, until `free` is set."""
 
     free = threading.Event()
+    hangs = False
 
     def apply(self, records: Sequence[Record], tick: Tick) -> Sequence[Poison]:
         if records:
+            self.hangs = not self.free.is_set()
             self.free.wait(60)
         return super().apply(records, tick)
 
@@ -311,6 +391,42 @@ async def test_two_members_share_and_one_takes_over_with_the_state(bus: Embedded
         assert set(found) == set(expected_outputs(run, range(30)).items())
 
 
+async def test_a_member_that_joins_while_another_restores_waits_and_nothing_is_lost(
+    bus: EmbeddedBus,
+) -> None:
+    class Slow(FoldService):
+        """Takes as long to restore as another member takes to join."""
+
+        def restore(self, partition: int, records: Sequence[Record]) -> None:
+            restoring.set()
+            another_joins.wait(20)
+            super().restore(partition, records)
+
+    runs = [f"run-{i}" for i in range(6)]
+    for run in runs:
+        await send(bus, run, numbers(*range(10)))
+    restoring, another_joins = threading.Event(), threading.Event()
+    before = FoldService(TOPICS)
+    first = make(bus, before)
+    async with running(first):
+        assert await first.caught_up(20)
+    services = Slow(TOPICS), FoldService(TOPICS)
+    slow, other = (make(bus, service) for service in services)
+    async with running(slow):
+        await until(restoring.is_set)
+        async with running(other):
+            await until(lambda: other.alive_ms is not None)
+            another_joins.set()
+            await until(lambda: bool(services[1].partitions))
+            for run in runs:
+                await send(bus, run, numbers(*range(10, 20)))
+            applied = 20 * len(runs)
+            await until(lambda: before.applied + sum(s.applied for s in services) >= applied)
+    for run in runs:
+        found = await outputs_of(bus, run)
+        assert set(found) == set(expected_outputs(run, range(20)).items())
+
+
 class FaultyProducer:
     """A real producer that fails when it is told to."""
 
@@ -320,6 +436,7 @@ class FaultyProducer:
 
     async def publish(self, records: Sequence[Outgoing], /) -> Sequence[int]:
         producer = await self._bus.producer()
+        self._faults.asked.append("publish")
         try:
             if self._faults.publish_failures > 0:
                 self._faults.publish_failures -= 1
@@ -339,6 +456,7 @@ class FaultyBus:
         self._bus = bus
         self.publish_failures = 0
         self.fence = 0
+        self.asked: list[str] = []
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._bus, name)
@@ -351,6 +469,7 @@ class FaultyBus:
         commit = consumer.commit
 
         async def commit_or_fence(offsets: Mapping[Partition, int]) -> None:
+            self.asked.append("commit")
             if self.fence > 0:
                 self.fence -= 1
                 raise FencedMember("another member has it")
@@ -424,6 +543,33 @@ async def test_a_fenced_member_drops_its_state_and_joins_again(bus: EmbeddedBus)
     assert metrics.value(names.FENCED, service="fold") == 1
 
 
+async def test_a_worker_that_was_frozen_asks_whether_it_is_a_member_before_it_writes(
+    bus: EmbeddedBus,
+) -> None:
+    faulty, clock, service = FaultyBus(bus), FakeClock(), Hanging(TOPICS)
+    service.free = threading.Event()
+    service.free.set()
+    worker = make(faulty, service, clock=clock)  # type: ignore[arg-type]
+    async with running(worker):
+        await send(bus, "run-1", numbers(*range(7)))
+        assert await worker.caught_up(10)
+        assert faulty.asked[0] == "publish"
+
+        # It is frozen with records in its hands, and another member has them by now.
+        service.free.clear()
+        faulty.asked.clear()
+        await send(bus, "run-1", numbers(*range(7, 14)))
+        await until(lambda: service.hangs)
+        faulty.fence = 1
+        clock.advance(s=10)
+        service.free.set()
+        await until(lambda: bool(service.forgotten))
+        assert faulty.asked[0] == "commit"
+        assert len(await outputs_of(bus, "run-1")) == 1
+        assert await worker.caught_up(10)
+    assert await outputs_of(bus, "run-1") == list(expected_outputs("run-1", range(14)).items())
+
+
 async def test_records_of_a_skipped_run_wait_and_hold_the_commit_back(bus: EmbeddedBus) -> None:
     class Holding(FoldService):
         holds_skipped = True
@@ -454,6 +600,35 @@ async def test_records_of_a_skipped_run_wait_and_hold_the_commit_back(bus: Embed
         assert await watcher.committed(where) == 7
 
 
+async def test_a_service_is_told_of_a_run_that_another_process_took(bus: EmbeddedBus) -> None:
+    class Losing(FoldService):
+        holds_skipped = True
+
+        def lost(self, runs: Collection[str]) -> None:
+            told.append((frozenset(runs), self.applied))
+
+    told: list[tuple[frozenset[str], int]] = []
+    clock, elsewhere = FakeClock(), set[str]()
+
+    async def skip(run: str) -> bool:
+        return run in elsewhere
+
+    service = Losing(TOPICS)
+    worker = make(bus, service, skip=skip, clock=clock)
+    await send(bus, "run-1", numbers(*range(3)))
+    async with running(worker):
+        await until(lambda: service.applied == 3)
+        elsewhere.add("run-1")
+        clock.advance(s=5)
+        await send(bus, "run-1", numbers(*range(3, 6)))
+        await until(lambda: bool(told))
+        elsewhere.clear()
+        clock.advance(s=5)
+        worker.nudge()
+        await until(lambda: service.applied == 6)
+    assert told == [(frozenset({"run-1"}), 3)], "before any of its records was left out"
+
+
 async def test_a_timer_is_told_when_the_worker_has_caught_up(bus: EmbeddedBus) -> None:
     service = FoldService(TOPICS)
     clock = FakeClock()
@@ -475,7 +650,24 @@ async def test_a_timer_is_told_when_the_worker_has_caught_up(bus: EmbeddedBus) -
     assert tick.caught_up[number].as_of_ms == now_ms
 
 
-async def test_a_bus_file_that_was_replaced_begins_again(tmp_path: Path) -> None:
+def deleted(path: Path) -> None:
+    for file in path.parent.glob("bus.db*"):
+        if file.is_file():
+            file.unlink()
+
+
+def damaged(path: Path) -> None:
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    db.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:16_384] + b"\xa5" * (len(whole) - 16_384))
+
+
+@pytest.mark.parametrize("harm", [deleted, damaged], ids=["deleted", "damaged"])
+async def test_a_bus_file_that_was_replaced_begins_again(
+    tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
     path = tmp_path / "bus.db"
     service = FoldService(TOPICS)
     async with EmbeddedBus(path) as bus:
@@ -485,9 +677,7 @@ async def test_a_bus_file_that_was_replaced_begins_again(tmp_path: Path) -> None
         await send(bus, "run-1", numbers(*range(20)))
         async with running(worker):
             assert await worker.caught_up(10)
-            for file in path.parent.glob("bus.db*"):
-                if file.is_file():
-                    file.unlink()
+            harm(path)
             where = Partition(TOPICS.telemetry, telemetry_partition("run-1"))
             await producer.publish([Outgoing(where, b"run-1", v) for v in numbers(*range(14))])
             await until(lambda: service.applied == 34)

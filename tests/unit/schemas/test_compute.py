@@ -8,7 +8,7 @@ from tocsin.schemas.compute import left_of
 from tocsin.schemas.configuration.file import check_config
 from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.goodput import Outlook
-from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.run_view import RunView
 
 NOW_MS = 1_795_258_000_000
 H100 = {"NVIDIA H100 80GB HBM3": 8}

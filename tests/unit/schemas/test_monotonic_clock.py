@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import time
 from pathlib import Path
 
@@ -52,12 +53,14 @@ def test_nobody_else_reads_the_clock() -> None:
         named = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
         return named and (node.value.id, node.attr) in clocks  # type: ignore[attr-defined]
 
+    # Few modules need to be parsed.
+    named = re.compile(r"\btime\.time|\bdatetime\.now")
     folders = ("emitter", "runtime", "bus", "stream_rules", "actions", "schemas", "console")
     readers = {
         path.name
         for folder in folders
         for path in (ROOT / folder).rglob("*.py")
-        if any(map(reads, ast.walk(ast.parse(path.read_bytes()))))
+        if named.search(source := path.read_text()) and any(map(reads, ast.walk(ast.parse(source))))
     }
     # The demo's trainings print the time of day, to be read beside that of another process.
     assert readers <= {"monotonic_clock.py", "common.py"}

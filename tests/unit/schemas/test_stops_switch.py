@@ -6,7 +6,7 @@ import pytest
 
 from support.signed_records import signed_record, switch_record
 from tocsin.schemas.errors import MalformedRecord, SignatureError
-from tocsin.schemas.records.stop_control import SWITCH_KEY, StopAnswered
+from tocsin.schemas.records.stops.control import SWITCH_KEY, StopAnswered
 from tocsin.schemas.signing import SigningKey, TrustedKeys
 from tocsin.schemas.stops_switch import StopsSwitch
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.runtime.service import Attachment, CaughtUp, Tick
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.configuration.sections import DefaultsConfig
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.schemas.records.runs import RunView
-from tocsin.schemas.records.stops import StopExited
+from tocsin.schemas.records.run_view import RunView
+from tocsin.schemas.records.stops.commands import StopExited
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 from tocsin.stream_rules.engine.run import KEEP_MS
-from tocsin.stream_rules.service import VIEW_KEEP_MS, RulesService, build_rules_service
+from tocsin.stream_rules.service import AT_ONCE, VIEW_KEEP_MS, RulesService, build_rules_service
 from tocsin.stream_rules.testing import RunBuilder
 
 TOPICS = Topics()
@@ -119,6 +121,49 @@ def test_the_highest_next_offset_counts_not_the_last_record() -> None:
     assert rules.outputs() == []
 
 
+def test_of_many_runs_those_that_are_heard_of_are_taken_up_first() -> None:
+    runs = [RunBuilder(f"run-{number}") for number in range(3 * AT_ONCE)]
+    first, rules = service(), service()
+    for run in runs:
+        run.started()
+        run.steps(range(3), loss=1.0)
+        first.apply(run.records, tick(run))
+    saved = as_records(
+        [o for o in first.snapshots(force=True) if o.partition.topic == TOPICS.state]
+    )
+    nudged: list[int] = []
+    rules.attached(Attachment(lambda: nudged.append(1)))
+    for number in {record.partition.number for record in saved}:
+        rules.restore(number, [one for one in saved if one.partition.number == number])
+        rules.restored(number, 3)
+
+    assert len(rules.engine.runs()) == AT_ONCE
+    assert nudged, "it asks for another round"
+    assert not rules.settled()
+    last = runs[-1]
+    last.steps([3], loss=math.nan)
+    rules.apply(last.records[-1:], tick(last))
+    assert len(issues(rules)) == 1, "the run that speaks is there at once, with its state"
+    while not rules.settled():
+        rules.apply((), tick(last))
+    assert {run.state.run_id for _, _, run in rules.engine.runs()} == {run.run_id for run in runs}
+
+
+def test_only_what_has_changed_is_saved_again() -> None:
+    run = bad_run()
+    rules = service()
+    rules.apply(run.records, tick(run))
+    first = {o.key: o.value for o in rules.snapshots(force=False)}
+    at = len(run.records)
+    run.system({"cpu.percent": [50.0]})
+    rules.apply(run.records[at:], tick(run))
+    second = {o.key for o in rules.snapshots(force=False)}
+    assert b"made/_run" in second
+    assert b"made/cpu_bottleneck" in second
+    assert b"made/loss_spike" not in second
+    assert len(second) < len(first) / 2
+
+
 def test_timers_go_on_after_a_restart_though_the_run_is_silent() -> None:
     run = bad_run()
     rules = restarted(run, 4)
@@ -209,7 +254,7 @@ def test_a_stop_that_the_next_incarnation_follows_at_once_is_told_all_the_same()
         how="edge",
         exit_code=79,
     )
-    event: Event[Data] = Event.of(of_launcher, id="x", source="/runs/made", time_ms=run.now_ms)
+    event: Event[Data] = Event.wrap(of_launcher, id="x", source="/runs/made", time_ms=run.now_ms)
     run.add(event)
     run.ended()
     run.incarnation = "made-2"
@@ -289,3 +334,36 @@ def test_of_a_run_that_ended_elsewhere_other_rules_say_nothing() -> None:
     rules.apply(run.records, tick(run))
     assert rules.outputs() == []
     assert rules.snapshots(force=False) == []
+
+
+@pytest.mark.parametrize("saved", [True, False], ids=["with a newer state", "with none"])
+def test_a_run_that_was_taken_over_and_lost_again_comes_back_whole(saved: bool) -> None:
+    run = RunBuilder()
+    run.started()
+    for step in range(9):
+        run.steps([step], loss=1.0)
+    run.steps([9], loss=math.nan)
+    number = run.records[0].partition.number
+    rules, helper = service(shared=True), service()
+    rules.restored(number, 0)
+    rules.apply(run.records[:4], tick(run))
+    before = as_records([*rules.snapshots(force=False)])
+
+    rules.lost({"made"})
+
+    assert rules.engine.run("made") is None
+    assert rules.next_due_ms() is None, "its timers are another's"
+    assert list(rules.snapshots(force=True)) == [], "so are its states"
+    # The helper goes on from what is on the bus, and may save before it dies.
+    helper.restore(number, [one for one in before if one.partition.topic == TOPICS.state])
+    helper.restored(number, 4)
+    helper.apply(run.records[4:6], tick(run))
+    newer = as_records([*helper.snapshots(force=False)]) if saved else []
+    rules.apply([one for one in newer if one.partition.topic == TOPICS.state], tick(run))
+    # What was held since, from the first record that was left out.
+    rules.apply(run.records[4:], tick(run))
+
+    back = rules.engine.run("made")
+    assert back is not None
+    assert (back.state.missing, back.state.duplicates, back.state.last_step) == (0, 0, 9)
+    assert len(issues(rules)) == 1

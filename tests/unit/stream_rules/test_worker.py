@@ -13,7 +13,7 @@ from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.runtime.testing import CRASH_POINTS, CrashPoints
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 from tocsin.stream_rules.service import build_rules_service
 from tocsin.stream_rules.testing import RunBuilder

@@ -23,11 +23,11 @@ from tocsin.actions.decision.routing import Routing
 from tocsin.actions.decision.silences import Silence
 from tocsin.actions.decision.stop_guards import Fleet
 from tocsin.actions.decision.time_windows import TimeWindows
-from tocsin.actions.delivery.notice_history import NoticeHistory
 from tocsin.actions.delivery.records import new_delivery
-from tocsin.schemas.configuration.inhibitions import InhibitEntry
-from tocsin.schemas.configuration.routes import RouteEntry
-from tocsin.schemas.configuration.time_windows import TimeWindow
+from tocsin.actions.ledger.notice_history import NoticeHistory
+from tocsin.schemas.configuration.routing.inhibitions import InhibitEntry
+from tocsin.schemas.configuration.routing.routes import RouteEntry
+from tocsin.schemas.configuration.routing.time_windows import TimeWindow
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.issues import (
     Issue,
@@ -250,10 +250,10 @@ class Here(Known):
         return ()
 
     def open_issues(self, run_id: str, incarnation: str) -> Iterable[OpenIssue]:
-        return self.issues.of(run_id, incarnation)
+        return self.issues.in_training(run_id, incarnation)
 
     def noticed(self, issue_id: str) -> Mapping[str, Noticed]:
-        return self.history.of(issue_id)
+        return self.history.by_receiver(issue_id)
 
     def stops_off(self) -> str:
         return ""
@@ -319,7 +319,7 @@ def decide(made: Decisions, here: Here, found: Issue, now_ms: int) -> dict[str, 
         )
         delivery = new_delivery(identity, found, planned, b"{}", now_ms=now_ms, give_up_ms=now_ms)
         state = "delivered" if planned.why_not is None else "suppressed"
-        here.history.take(delivery.model_copy(update={"state": state}))
+        here.history.apply(delivery.model_copy(update={"state": state}))
         done[planned.action] = outcome(planned)
     return done
 

@@ -29,14 +29,14 @@ def test_a_route_says_what_differs_from_the_defaults() -> None:
     config, problems = checked(TEXT)
     assert config is not None, problems
     times = NoticeTimes.from_config(config.defaults, config.receivers)
-    vision, rest = (times.of(route) for route in config.routes)
+    vision, rest = (times.for_route(route) for route in config.routes)
 
     assert (vision.wait_ms, vision.repeat_ms) == (2_000, 3_600_000)
     assert vision.group(issue()) == "rule=nonfinite"
     assert (rest.wait_ms, rest.repeat_ms) == (0, 4 * 3_600_000)
     labelled = issue().model_copy(update={"labels": {"team": "vision"}})
     assert times.group(labelled) == "run=run-1, team=vision"
-    assert times.of(None) is times
+    assert times.for_route(None) is times
 
 
 def test_only_issues_as_grave_as_the_receiver_says_are_urgent() -> None:

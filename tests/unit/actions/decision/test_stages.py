@@ -15,9 +15,9 @@ from tocsin.actions.decision.silences import configured, silenced
 from tocsin.actions.decision.time_windows import TimeWindows
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.schemas.configuration.file import Config, SectionRegistry, check_config
-from tocsin.schemas.configuration.matches import covers
 from tocsin.schemas.configuration.problems import Loc
-from tocsin.schemas.configuration.time_windows import TimeWindow
+from tocsin.schemas.configuration.routing.matches import covers
+from tocsin.schemas.configuration.routing.time_windows import TimeWindow
 from tocsin.schemas.records.issues import Severity
 
 RECEIVERS = """

@@ -8,7 +8,7 @@ import pytest
 
 from tocsin.actions.decision.planned import STOP, Planned
 from tocsin.actions.decision.stop_guards import Fleet, StopGuards
-from tocsin.schemas.configuration.limits import StopLimits
+from tocsin.schemas.configuration.policy import StopLimits
 from tocsin.schemas.configuration.sections import StopMode, StopOptions
 
 HOUR_MS = 3_600_000

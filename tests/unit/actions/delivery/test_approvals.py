@@ -10,15 +10,15 @@ from support.issue_records import issue
 from support.signed_records import answer_record
 from tocsin.actions.decision.planned import STOP, Planned
 from tocsin.actions.delivery.approvals import Approvals, answered, asked, timed_out
-from tocsin.actions.delivery.ledger import Ledger
 from tocsin.actions.delivery.records import new_delivery
 from tocsin.actions.delivery.stop import NOT_AFTER_MS, give_up_ms, sent_from_ms, stop_command
+from tocsin.actions.ledger.ledger import Ledger
 from tocsin.schemas.configuration.sections import ApproveOptions, StopOptions
 from tocsin.schemas.errors import RecordError, SignatureError
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import EVENT_TYPES
-from tocsin.schemas.records.stop_control import StopAnswered
-from tocsin.schemas.records.stops import StopRequested
+from tocsin.schemas.records.stops.commands import StopRequested
+from tocsin.schemas.records.stops.control import StopAnswered
 from tocsin.schemas.signing import SigningKey, TrustedKeys
 
 NOW_MS = 1_800_000_000_000
@@ -146,8 +146,9 @@ def test_only_signed_answers_count() -> None:
         approvals.follow(answer_record(answer(), SigningKey.generate()))
     with pytest.raises(SignatureError, match="not signed"):
         approvals.follow(answer_record(answer(), None))
-    with pytest.raises(RecordError, match="under its run's key"):
-        approvals.follow(answer_record(answer(), key, name=b"other/i1/approval"))
+    for name in (b"other/i1/approval", answer(by="ben").key.encode()):
+        with pytest.raises(RecordError, match="under its run's key"):
+            approvals.follow(answer_record(answer(), key, name=name))
     assert list(approvals.settle(ledger, NOW_MS + 1)) == []
 
     approvals.follow(answer_record(answer(), key))
@@ -164,3 +165,28 @@ def test_an_answer_may_come_before_the_stop_is_read() -> None:
     ledger.write(waiting())
 
     assert [after.reason for after, _ in approvals.settle(ledger, NOW_MS)] == ["approved by ana"]
+
+
+def test_compaction_loses_no_answer() -> None:
+    key = SigningKey.generate()
+    said = [answer(by="ana"), answer(by="ben", verdict="reject"), answer(by="ben")]
+    other = answer(by="ana").model_copy(update={"delivery_id": "stop-2"})
+    records = [answer_record(each, key) for each in (*said, other)]
+    kept = {record.key: record for record in records}  # the newest of each key
+    assert [*kept] == [each.key.encode() for each in (said[0], said[1], other)]
+    approvals, ledger = Approvals(lambda: TrustedKeys([key.public])), Ledger()
+    ledger.write(waiting(quorum=2))
+    for record in kept.values():
+        approvals.follow(record)
+    *_, (after, decision) = approvals.settle(ledger, NOW_MS + 1)
+    assert (after.reason, decision) == ("approved by ana, ben", None)
+
+
+def test_answers_of_earlier_releases_count() -> None:
+    key = SigningKey.generate()
+    approvals, ledger = Approvals(lambda: TrustedKeys([key.public])), Ledger()
+    ledger.write(waiting())
+    old = f"{answer().run_id}/{answer().incarnation}/approval".encode()
+    approvals.follow(answer_record(answer(), key, name=old))
+    ((after, _),) = approvals.settle(ledger, NOW_MS + 1)
+    assert after.reason == "approved by ana"

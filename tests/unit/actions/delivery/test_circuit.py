@@ -11,7 +11,7 @@ from support.notices import notice
 from support.virtual_actions import VirtualActions
 from tocsin.actions.delivery.circuit import GONE, CircuitPolicy
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue, ReceiverQueues
-from tocsin.actions.delivery.retry import Decision, Outcome
+from tocsin.actions.ledger.retry import Decision, Outcome
 from tocsin.runtime import metrics as names
 from tocsin.runtime.prometheus_metrics import PrometheusMetrics
 

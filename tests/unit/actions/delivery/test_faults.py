@@ -12,7 +12,7 @@ import pytest
 from support.faults import FAULTS, Fault
 from support.issue_records import issue
 from support.virtual_actions import VirtualActions
-from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.ledger.retry import Outcome
 
 GIVE_UP_MS = 600_000
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from support.issue_records import NOW_MS, TOPICS, delivery, issue
 from tocsin.actions.delivery.failures import FailureReports
-from tocsin.actions.delivery.ledger import Ledger
 from tocsin.actions.delivery.ledger_writer import LedgerWriter
 from tocsin.actions.delivery.records import delivery_record
+from tocsin.actions.ledger.ledger import Ledger
 from tocsin.bus.port import Outgoing, Record
 from tocsin.runtime.metrics import Metrics
 
@@ -23,7 +23,7 @@ def test_it_knows_what_it_wrote_and_nothing_else() -> None:
     mine, other = writer(), writer()
     for one in (mine, other):
         one.publish(delivery(issue()), NOW_MS)
-    (own,), (theirs,) = mine.take(), other.take()
+    (own,), (theirs,) = mine.drain(), other.drain()
     assert mine.wrote(read_back(own))
     assert not mine.wrote(read_back(theirs))
     # Whoever sends a delivery once more, by hand, names no writer.
@@ -33,9 +33,9 @@ def test_it_knows_what_it_wrote_and_nothing_else() -> None:
 def test_once_partitions_were_given_up_its_entries_are_news_again() -> None:
     mine = writer()
     mine.publish(delivery(issue()), NOW_MS)
-    (before,) = mine.take()
+    (before,) = mine.drain()
     mine.release()
     assert not mine.wrote(read_back(before))
     mine.publish(delivery(issue()), NOW_MS)
-    (since,) = mine.take()
+    (since,) = mine.drain()
     assert mine.wrote(read_back(since))

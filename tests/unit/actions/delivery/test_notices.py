@@ -10,7 +10,7 @@ from support.issue_records import TOPICS, feedback, issue, issue_record, view
 from support.virtual_notices import START_MS, VirtualNotices
 from tocsin.actions.decision.notice_times import NoticeTimes
 from tocsin.actions.decision.silences import Silence
-from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.ledger.retry import Outcome
 from tocsin.console.feedback.send import feedback_record
 from tocsin.schemas.configuration.receivers import UrgentConfig
 from tocsin.schemas.records.feedback import FeedbackAcknowledged, FeedbackFalseAlarm

@@ -10,8 +10,8 @@ from tocsin.actions.decision.decide import NOT_TOLD
 from tocsin.actions.decision.inhibitions import WAIT_MS
 from tocsin.actions.decision.open_issues import OpenIssues
 from tocsin.actions.delivery.receiver_queues import Notice
-from tocsin.actions.delivery.retry import Outcome
-from tocsin.schemas.configuration.inhibitions import InhibitEntry
+from tocsin.actions.ledger.retry import Outcome
+from tocsin.schemas.configuration.routing.inhibitions import InhibitEntry
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import IssueFiring, IssueOngoing
 from tocsin.schemas.topics import issue_partition
@@ -141,9 +141,9 @@ def test_after_a_restart_what_was_read_is_open_and_what_was_not_is_not() -> None
     states = (CAUSE, issue(episode="2"), over, SPIKE, later)
     for offset, state in enumerate(states):
         issues.restore(partition, offset, state)
-    assert list(issues.of("run-1", CAUSE.incarnation)) == []
+    assert list(issues.in_training("run-1", CAUSE.incarnation)) == []
     issues.restored(partition, 4)
-    known = list(issues.of("run-1", CAUSE.incarnation))
+    known = list(issues.in_training("run-1", CAUSE.incarnation))
     assert [one.issue_id for one in known] == [CAUSE.issue_id]
     assert issues.explains(CAUSE)
     assert not issues.explains(later)
@@ -156,8 +156,8 @@ def test_open_issues_are_bounded_and_forgotten_with_their_training() -> None:
     issues = OpenIssues([entry])
     for number in range(300):
         issues.note(issue(episode=str(number)))
-    assert len(list(issues.of("run-1", CAUSE.incarnation))) == 256
+    assert len(list(issues.in_training("run-1", CAUSE.incarnation))) == 256
     issues.follow(view())
-    assert list(issues.of("run-1", CAUSE.incarnation))
+    assert list(issues.in_training("run-1", CAUSE.incarnation))
     issues.follow(view(ended=True))
-    assert not list(issues.of("run-1", CAUSE.incarnation))
+    assert not list(issues.in_training("run-1", CAUSE.incarnation))

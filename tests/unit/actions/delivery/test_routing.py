@@ -204,7 +204,7 @@ routes:
 
     assert actions(routing.plan(over)) == (["mail"] if sent else [])
     told = {"mail": Noticed("email", "config: routes.0", told=True, open=True)}
-    assert [one.action for one in decisions_of(config, routing).told(over, told)] == (
+    assert [one.action for one in decisions_of(config, routing).notified(over, told)] == (
         ["mail"] if sent else []
     )
 

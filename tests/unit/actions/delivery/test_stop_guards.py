@@ -8,11 +8,11 @@ from support.issue_records import incarnation, issue, view, view_record
 from support.signed_records import answer_record, switch_record
 from support.virtual_actions import VirtualActions
 from tocsin.actions.delivery.receiver_queues import Notice
-from tocsin.actions.delivery.retry import Outcome
 from tocsin.actions.delivery.stop_decisions import NEEDS_NOBODY
+from tocsin.actions.ledger.retry import Outcome
 from tocsin.schemas.records.deliveries import Delivery
-from tocsin.schemas.records.runs import StopView
-from tocsin.schemas.records.stop_control import StopAnswered
+from tocsin.schemas.records.run_view import StopView
+from tocsin.schemas.records.stops.control import StopAnswered
 from tocsin.schemas.signing import SigningKey, TrustedKeys
 
 KEY = SigningKey.generate()

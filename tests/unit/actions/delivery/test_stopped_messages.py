@@ -9,13 +9,13 @@ import pytest
 from support.issue_records import NOW_MS, issue, view, view_record
 from support.virtual_notices import VirtualNotices
 from tocsin.actions.decision.notice_times import NoticeTimes
-from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.message import message_for
 from tocsin.bus.port import Outgoing
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import STOPPED
 from tocsin.schemas.records.goodput import Outlook
-from tocsin.schemas.records.runs import StopView
+from tocsin.schemas.records.run_view import StopView
 
 ISSUE = issue()
 STOP_ID = delivery_id(ISSUE.issue_id, "stop", "firing")

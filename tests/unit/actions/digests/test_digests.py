@@ -14,16 +14,16 @@ from tocsin.actions.decision.routing import Routing
 from tocsin.actions.decision.time_windows import TimeWindows
 from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue
-from tocsin.actions.delivery.retry import Outcome
 from tocsin.actions.delivery.setup import Setup
 from tocsin.actions.digests.facts import digest_of
 from tocsin.actions.digests.intervals import ALL_RUNS, DigestReceiver, DueDigest
+from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.message import message_for
 from tocsin.bus.port import BusUnavailable, Outgoing, Record
 from tocsin.runtime.leased_runs import Skip
 from tocsin.runtime.service import Attachment, Tick
 from tocsin.schemas.configuration.receivers import ReceiverConfig
-from tocsin.schemas.configuration.time_windows import TimeWindow
+from tocsin.schemas.configuration.routing.time_windows import TimeWindow
 from tocsin.schemas.records.deliveries import DIGEST, Delivery
 from tocsin.schemas.records.digests import Digest
 from tocsin.schemas.records.events import EVENT_TYPES

@@ -23,7 +23,7 @@ from moto.sns.models import sns_backends
 from support.issue_records import issue
 from support.notices import attempted, notice, state
 from tocsin.actions.delivery.receiver_queues import ReceiverQueue
-from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.receivers.aws import AwsSender, AwsTarget, Service, make_client
 from tocsin.actions.receivers.chat.apprise_process import AppriseProcess

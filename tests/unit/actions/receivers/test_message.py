@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from support.issue_records import NOW_MS, issue
 from support.notices import notice
+from tocsin.actions.delivery.answer_links import AnswerLinks
 from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.receivers.chat.sender import body_of
 from tocsin.actions.receivers.message import message_for, message_of
+from tocsin.schemas.records.checkpoints import Checkpoint
 from tocsin.schemas.records.issues import Evidence, Fact, IssueFiring, Series, Subject
-from tocsin.schemas.records.runs import Checkpoint
 
 
 def full(*, resolved: bool = False) -> IssueFiring:
@@ -72,6 +73,16 @@ def test_a_message_says_how_to_answer_by_command_or_by_link() -> None:
     drill = replace(told, delivery=told.delivery.model_copy(update={"occasion": "drill"}))
     for other in (linked, drill, notice(issue("gpt-1", resolved=True))):
         assert "To answer" not in rows(other)
+
+
+def test_a_message_links_the_page_of_its_issue() -> None:
+    links = AnswerLinks(page_url="https://runs.example.com")
+    told = replace(notice(issue()), page_url=links.page)
+    page = f"https://runs.example.com/issues/{issue().issue_id}"
+    assert f"\n{'Page:':<18}{page}\n" in message_for(told).text()
+    drill = told.delivery.model_copy(update={"occasion": "drill"})
+    for other in (notice(issue()), replace(told, delivery=drill)):
+        assert "Page:" not in message_for(other).text()
 
 
 def test_a_message_of_several_issues_hides_none_of_them() -> None:

@@ -13,7 +13,7 @@ from support.fault_server import fault_server
 from support.issue_records import issue
 from support.notices import attempted, notice
 from tocsin.actions.delivery.receiver_queues import ReceiverQueue
-from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.receivers.build import Receivers
 from tocsin.actions.receivers.kind import ReceiverContext

@@ -24,8 +24,8 @@ from tocsin.actions.decision.planned import STOP
 from tocsin.actions.decision.stop_policy import StopPolicy
 from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue, target_queue
-from tocsin.actions.delivery.retry import Outcome
 from tocsin.actions.delivery.setup import Setup
+from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.targets.backend_stops import SLACK_MS, BackendStops
 from tocsin.actions.targets.build import attempt
 from tocsin.bus.port import Outgoing, Record
@@ -35,7 +35,7 @@ from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.configuration.policy import PolicyEntry
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import EVENT_TYPES
-from tocsin.schemas.records.runs import RunState, RunView, StopView
+from tocsin.schemas.records.run_view import RunState, RunView, StopView
 from tocsin.schemas.signing import SigningKey, TrustedKeys
 from tocsin.schemas.topics import ISSUE_PARTITIONS, issue_partition
 

@@ -1,14 +1,19 @@
-"""Jobs of AWS Batch, against botocore's Stubber: this attempt, and no other."""
+"""Jobs of AWS Batch, against botocore's Stubber and moto: this attempt, and no other."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import boto3
 import pytest
+from moto import mock_aws
 
 from support.stubbed_aws import StubbedAws
 from support.target_jobs import target_job
+from support.waiting import wait_until
 from tocsin.actions.targets.aws import AwsJobs
 from tocsin.actions.targets.batch.config import BatchTarget
 from tocsin.actions.targets.batch.kind import Batch, BatchJobs
@@ -165,3 +170,69 @@ def test_what_can_be_configured() -> None:
     for region, ends in ((None, True), (REGION, True), ("us-east-1", False)):
         assert kind.can_end(BatchTarget(type="batch", region=region), JOB.scheduler) is ends
     assert not kind.can_end(BatchTarget(type="batch"), SchedulerJob(kind="sagemaker"))
+
+
+@pytest.fixture
+def batch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The Batch of moto, whose jobs run in no container: until they are terminated."""
+    from moto.batch.models import Job
+
+    def run(job: Any) -> None:
+        job.status = "RUNNING"
+        wait_until(lambda: job.stop)
+        job._mark_stopped(success=False)
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "planted-SECRET-aws")
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    monkeypatch.setattr(Job, "run", run)
+    with mock_aws():
+        client = boto3.client("batch", region_name=REGION)
+        trust = "arn:aws:iam::123456789012:role/batch"
+        boto3.client("iam").create_role(RoleName="batch", AssumeRolePolicyDocument="{}")
+        client.create_compute_environment(
+            computeEnvironmentName="env", type="UNMANAGED", state="ENABLED", serviceRole=trust
+        )
+        order = [{"order": 0, "computeEnvironment": "env"}]
+        client.create_job_queue(
+            jobQueueName="queue", state="ENABLED", priority=1, computeEnvironmentOrder=order
+        )
+        container = {"image": "busybox", "vcpus": 1, "memory": 128, "command": ["sleep", "9"]}
+        client.register_job_definition(
+            jobDefinitionName="train", type="container", containerProperties=container
+        )
+        yield client
+
+
+@pytest.mark.slow  # moto imports all of IAM
+async def test_a_job_of_another_implementation_ends_and_its_neighbour_goes_on(batch: Any) -> None:
+    ids = [
+        batch.submit_job(jobName="train", jobQueue="queue", jobDefinition="train")["jobId"]
+        for _ in range(2)
+    ]
+    mine, other = (
+        target_job("batch", {"job": one, "attempt": "1", "region": REGION}) for one in ids
+    )
+    jobs = AwsJobs(BatchJobs(), None)
+    for each in (mine, other):
+        await seen_as(jobs, each, "RUNNING")
+    assert await jobs.stop(mine) == StopAsked("accepted", "asked to end it")
+    assert await seen_as(jobs, mine, "FAILED") == JobSeen("ended", "FAILED")
+    (found,) = batch.describe_jobs(jobs=[ids[0]])["jobs"]
+    assert found["statusReason"] == mine.reason
+    assert await jobs.stop(mine) == StopAsked("accepted", "nothing was left to end: FAILED")
+    assert await jobs.look(other) == JobSeen("running", "RUNNING")
+    unknown = target_job("batch", {"job": ID, "attempt": "1", "region": REGION})
+    assert (await jobs.stop(unknown)).result == "failed"
+    assert (await jobs.look(other)).state == "running"
+    await jobs.stop(other)
+
+
+async def seen_as(jobs: AwsJobs, job: TargetJob, status: str) -> JobSeen:
+    """Look until the job has that status."""
+    async with asyncio.timeout(60):
+        found = await jobs.look(job)
+        while found.reason != status:
+            await asyncio.sleep(0.02)
+            found = await jobs.look(job)
+    return found

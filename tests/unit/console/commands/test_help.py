@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
 import pytest
-from typer.main import get_command
 from typer.testing import CliRunner
 
+from support.command_lines import program
 from support.plain_english import found_in
 from tocsin.console.__main__ import app
 
@@ -22,9 +23,10 @@ def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, .
         yield from _commands(inner, (*path, name))
 
 
-ALL = list(_commands(get_command(app)))
+ALL = list(_commands(program()))
 
 
+@cache
 def _help(path: tuple[str, ...]) -> str:
     shown = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "80"}, prog_name="tocsin")
     assert shown.exit_code == 0, shown.output

@@ -98,8 +98,14 @@ def test_of_a_good_file_the_settings_in_effect_are_printed(tmp_path: Path) -> No
         "  actions    nonfinite: stop at critical, ml-hook",
         "  actions    loose (runs with env=prod|test-*): nothing",
         "  actions    all others: the terminal of the run",
-        "  stops      critical issues of loss_diverged, restart_loop stop their run",
+        "  stops      also critical issues of loss_diverged, restart_loop stop their run",
     ]
+
+
+def test_a_stop_before_an_update_is_told(tmp_path: Path) -> None:
+    path = written(tmp_path, "version: 1\nstop: {before_update: true}\n")
+    *_, last = as_text(check_file(path, {}, tmp_path)).splitlines()
+    assert last == "  stops      before an update that would write NaN or Inf (stop.before_update)"
 
 
 def test_rules_are_counted_and_named_where_that_is_short_or_asked_for(tmp_path: Path) -> None:

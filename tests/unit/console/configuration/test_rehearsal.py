@@ -68,7 +68,7 @@ def dump(*issues: tuple[int, IssueFiring]) -> None:
     for after_s, one in issues:
         at_ms = NOW_MS + 1000 * after_s
         told = one.model_copy(update={"at_ms": at_ms, "labels": {"team": "vision"}})
-        event = Event.of(told, id=f"{told.issue_id}/{after_s}", source="/x", time_ms=at_ms)
+        event = Event.wrap(told, id=f"{told.issue_id}/{after_s}", source="/x", time_ms=at_ms)
         lines.append(event.encode().decode())
     Path("issues.jsonl").write_text("\n".join(reversed(lines)) + "\n")
 
@@ -218,7 +218,7 @@ async def test_nothing_is_repeated_after_the_end_of_a_run() -> None:
         view("gpt-2", training=1, next_offset=9).model_copy(update={"started_ms": NOW_MS + 90_000}),
     )
     events = [
-        (at_ms, Event.of(one, id=f"{one.issue_id}/{at_ms}", source="/x", time_ms=at_ms))
+        (at_ms, Event.wrap(one, id=f"{one.issue_id}/{at_ms}", source="/x", time_ms=at_ms))
         for at_ms, one in (
             (NOW_MS, issue("gpt-1")),
             (NOW_MS, issue("gpt-2")),

@@ -136,7 +136,7 @@ def test_a_replay_is_compared_with_what_was_written_before() -> None:
     told = [issue("gpt-1"), issue("gpt-1", resolved=True)]
     Path("week.jsonl").write_text(
         "".join(
-            Event.of(one, id=f"i/{number}", source="/x", time_ms=NOW_MS).encode().decode() + "\n"
+            Event.wrap(one, id=f"i/{number}", source="/x", time_ms=NOW_MS).encode().decode() + "\n"
             for number, one in enumerate(told)
         )
     )

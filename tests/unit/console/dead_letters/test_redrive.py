@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from support.issue_records import NOW_MS, delivery, issue
-from tocsin.actions.delivery.ledger import KEEP_FINAL_MS, Ledger
+from tocsin.actions.ledger.final_entries import KEEP_FINAL_MS
+from tocsin.actions.ledger.ledger import Ledger
 from tocsin.console.dead_letters.letters import redriven
 from tocsin.schemas.records.deliveries import Delivery
 

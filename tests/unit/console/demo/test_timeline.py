@@ -10,14 +10,14 @@ from tocsin.console.demo.webhook_receiver import Received
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.frames import Speaker, StepFrame
 from tocsin.schemas.records.runs import Heartbeat
-from tocsin.schemas.records.stops import StopEscalated, StopExited, StopLeft
+from tocsin.schemas.records.stops.commands import StopEscalated, StopExited, StopLeft
 
 RUN = "run-1"
 INCARNATION = incarnation()
 
 
 def told(at_ms: int, data: Data) -> TimelineEntry:
-    event = Event.of(data, id="x/0", source="/runs/run-1", time_ms=at_ms)
+    event = Event.wrap(data, id="x/0", source="/runs/run-1", time_ms=at_ms)
     return TimelineEntry(at_ms, event)
 
 

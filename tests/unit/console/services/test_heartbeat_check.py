@@ -45,7 +45,7 @@ async def test_the_path_names_the_sender_and_the_body_may_report_its_end() -> No
             await post(url, ""),
         ]
         now_ms = unix_ms()
-        found = [one for s in range(100) for one in senders.look(now_ms + 1000 * s)]
+        found = [one for s in range(100) for one in senders.check(now_ms + 1000 * s)]
         await post(url, "rules@a:9471")
     await poster.close()
 

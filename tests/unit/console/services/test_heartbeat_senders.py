@@ -14,7 +14,7 @@ def looked(senders: Senders, start_ms: int, end_ms: int) -> list[Change]:
     return [
         change
         for now_ms in range(start_ms + 1000, end_ms + 1, 1000)
-        for change in senders.look(now_ms)
+        for change in senders.check(now_ms)
     ]
 
 
@@ -61,7 +61,7 @@ def test_nobody_is_reported_for_a_time_in_which_nobody_could_be_heard() -> None:
     senders.pinged("rules@b", 0)
     assert looked(senders, 0, 30_000) == []
 
-    assert senders.look(1_000_000) == []
+    assert senders.check(1_000_000) == []
     senders.pinged("rules@b", 1_030_000)
 
     (silent,) = looked(senders, 1_000_000, 1_120_000)

@@ -98,14 +98,14 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_file_is_read_once_it_has_stopped_changing(watched: Watched, bus: Bus) -> None:
     watch = watched.on(bus)
 
-    await watch.look()
+    await watch.check()
     watched.write("version: 1\nlabels: {a:")
-    await watch.look()
+    await watch.check()
     watched.write("version: 1\nlabels: {a: c}\n")
-    await watch.look()
+    await watch.check()
     assert watched.labels() == []
-    await watch.look()
-    await watch.look()
+    await watch.check()
+    await watch.check()
 
     assert watched.labels() == [{"a": "c"}]
 
@@ -116,7 +116,7 @@ async def test_a_bad_file_changes_nothing_and_is_said_everywhere_once(
     watch = watched.on(bus)
     watched.write(BAD)
     for _ in range(4):
-        await watch.look()
+        await watch.check()
 
     assert watched.taken == []
     (said,) = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
@@ -138,7 +138,7 @@ async def test_a_bad_file_changes_nothing_and_is_said_everywhere_once(
 
     watched.clock.advance(s=5)
     watched.write(GOOD)
-    await watch.look(asked=True)
+    await watch.check(asked=True)
 
     assert watched.labels() == [{"a": "b"}]
     assert await read_refused(bus, watched.context.topics) == []
@@ -149,9 +149,9 @@ async def test_what_a_service_cannot_use_is_refused_as_a_whole(watched: Watched,
     watched.why_not = "receiver 'x': needs the extra actions"
     watch = watched.on(bus)
 
-    await watch.look(asked=True)
+    await watch.check(asked=True)
     watched.file.unlink()
-    await watch.look(asked=True)
+    await watch.check(asked=True)
 
     assert watched.taken == []
     (refused,) = await read_refused(bus, watched.context.topics)
@@ -165,7 +165,7 @@ async def test_a_file_that_others_can_write_to_is_not_read_again(
     watched.write("version: 1\nlabels: {a: c}\n")
     watched.file.chmod(0o666)
 
-    await watch.look(asked=True)
+    await watch.check(asked=True)
 
     assert watched.taken == []
     (refused,) = await read_refused(bus, watched.context.topics)
@@ -177,7 +177,7 @@ async def test_a_change_of_the_bus_is_said_to_need_a_restart(
 ) -> None:
     watched.write("version: 1\nbus: embedded:other.db\n")
 
-    await watched.on(bus).look(asked=True)
+    await watched.on(bus).check(asked=True)
 
     assert len(watched.taken) == 1
     assert "the section 'bus' has changed" in caplog.text

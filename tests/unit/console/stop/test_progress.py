@@ -24,17 +24,15 @@ from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.key_folder import keys_folder
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.events import Event
+from tocsin.schemas.records.run_view import RankView, RunView, StopView
 from tocsin.schemas.records.runs import (
     Heartbeat,
-    RankView,
     RunData,
     RunEnded,
     RunStarted,
-    RunView,
-    StopView,
 )
 from tocsin.schemas.records.runs_view import CommandSeen, RunSeen
-from tocsin.schemas.records.stops import (
+from tocsin.schemas.records.stops.commands import (
     StopAcknowledged,
     StopAnswer,
     StopEscalated,
@@ -309,7 +307,7 @@ class Room:
 async def tell(bus: Bus, said: Sequence[RunData]) -> None:
     producer = await bus.producer()
     for data in said:
-        event = Event.of(data, id="x", source="/test", time_ms=NOW_MS)
+        event = Event.wrap(data, id="x", source="/test", time_ms=NOW_MS)
         topic = Topics().runs if isinstance(data, RunView) else Topics().telemetry
         number = telemetry_partition(data.run_id)
         await producer.publish([record(event, topic, number, data.run_id)])

@@ -9,13 +9,13 @@ import pytest
 from rich.console import Console
 
 from support.issue_records import NOW_MS, delivery, feedback, issue, runs_view, view
-from tocsin.console.stop.report import report_json, report_table, stops_of_rules
+from tocsin.console.stop.report import report_facts, report_table, stops_of_rules
 from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.deliveries import Delivery, DeliveryState, HeldBy
 from tocsin.schemas.records.feedback import FeedbackAcknowledged, FeedbackFalseAlarm
 from tocsin.schemas.records.goodput import Outlook
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.schemas.records.runs import RankView, RunView
+from tocsin.schemas.records.run_view import RankView, RunView
 
 HOUR_MS = 3_600_000
 
@@ -90,7 +90,7 @@ def test_what_stops_have_saved_and_what_it_costs() -> None:
     header, row = out.getvalue().splitlines()
     assert header.split()[-4:] == ["would", "save", "wrong", "EUR"]
     assert row.split()[-10:] == ["1", "(100", "%)", "8.0", "h", "4.0", "h", "4.0", "h", "24"]
-    assert json.loads(report_json(rules, prices))["currency"] == "EUR"
+    assert report_facts(rules, prices)["currency"] == "EUR"
 
 
 def test_a_run_that_still_runs_counts_to_what_was_last_heard() -> None:
@@ -109,7 +109,7 @@ def test_for_people_and_for_programs() -> None:
     Console(file=out, width=100).print(report_table(rules))
     row = ["nonfinite", "0", "1", "0", "0", "0", "0.0", "h", "4.0", "h", "0.0", "h"]
     assert out.getvalue().split()[-12:] == row
-    facts = json.loads(report_json(rules))
+    facts = json.loads(json.dumps(report_facts(rules)))
     assert facts["version"] == 1
     assert facts["rules"][0]["would_save_hours"] == 4.0
     assert "estimate" in facts["method"]

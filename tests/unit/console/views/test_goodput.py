@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 
 from support.issue_records import NOW_MS, runs_view, view
-from tocsin.console.views.explain import run_story_json, run_story_lines
+from tocsin.console.views.explain import run_story_facts, run_story_lines
 from tocsin.console.views.goodput import duration_text, goodput_line
 from tocsin.console.views.status import print_status, status_json
 from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.goodput import Goodput, Outlook
-from tocsin.schemas.records.runs import StopView
+from tocsin.schemas.records.run_view import StopView
 
 GOODPUT = Goodput(
     wall_s=11_520, incarnations=2, productive_s=8_000, redone_s=2_000, starting_s=1_500, down_s=20
@@ -68,7 +68,7 @@ def test_status_tells_both() -> None:
 def test_why_tells_what_the_stop_has_saved() -> None:
     lines = [line.plain for line in run_story_lines(STOPPED, {}, PRICES)]
     assert f"  saved: {SAVED}" in lines
-    stop = json.loads(run_story_json(STOPPED, {}, PRICES))["stop"]
+    stop = json.loads(json.dumps(run_story_facts(STOPPED, {}, PRICES)))["stop"]
     assert stop["saved"]["cost"] == pytest.approx(16.0)
 
     unknown = STOPPED.model_copy(update={"outlook": None})

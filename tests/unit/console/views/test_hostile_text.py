@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import unicodedata
-from collections.abc import Iterator
 from typing import TypeVar
 
 import pytest
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import BaseModel
 from rich.console import Console, RenderableType
 
+from support import poison
 from support.issue_records import (
     NOW_MS,
     TOPICS,
@@ -32,12 +32,19 @@ from tocsin.console.watch.state import WatchState
 from tocsin.emitter.launch import messages
 from tocsin.emitter.launch.summary import StopFigures, Summary
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.records.checkpoints import Checkpoint
 from tocsin.schemas.records.deliveries import Attempt, Delivery
 from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.issues import Evidence, Fact, Series
-from tocsin.schemas.records.runs import CaptureFigures, Checkpoint, StopView
+from tocsin.schemas.records.run_view import StopView
+from tocsin.schemas.records.runs import CaptureFigures
 from tocsin.schemas.records.runs_view import CommandSeen, RunsView
-from tocsin.schemas.records.stops import StopAcknowledged, StopEscalated, StopRefused, StopRequested
+from tocsin.schemas.records.stops.commands import (
+    StopAcknowledged,
+    StopEscalated,
+    StopRefused,
+    StopRequested,
+)
 from tocsin.schemas.topics import issue_partition
 
 HOSTILE = "\x1b[2J\x1b]0;x\x07[red]m[/red]\x9b1A\u202e\u200b\r\n"
@@ -48,26 +55,7 @@ M = TypeVar("M", bound=BaseModel)
 
 def poisoned(model: M) -> M:
     """With `HOSTILE` in front of each text that may hold anything."""
-    facts = model.model_dump(mode="json")
-    for holder, key in list(_texts(facts)):
-        before = holder[key]
-        holder[key] = f"{HOSTILE}{before}"
-        try:
-            type(model).model_validate(facts)
-        except ValidationError:
-            holder[key] = before
-    return type(model).model_validate(facts)
-
-
-def _texts(value: JsonValue) -> Iterator[tuple[dict[str, JsonValue], str]]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if isinstance(inner, str):
-                yield value, key
-            yield from _texts(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _texts(inner)
+    return poison.poisoned(model, HOSTILE)
 
 
 WHO = {"run_id": "run-1", "incarnation": incarnation(), "command_id": "d-stop"}
@@ -187,7 +175,7 @@ def test_an_id_that_is_not_clear(bus: RunsView) -> None:
 def test_watch(bus: RunsView) -> None:
     state = WatchState(TOPICS)
     (delivery,) = bus.deliveries
-    told = Event.of(delivery, id="1", source="/actions", time_ms=NOW_MS)
+    told = Event.wrap(delivery, id="1", source="/actions", time_ms=NOW_MS)
     place = issue_partition("run-1")
     written: list[Outgoing] = [run_record(bus.runs[0]), *map(issue_record, bus.issues)]
     written.append(record(told, TOPICS.actions, place, delivery.key))

@@ -9,12 +9,20 @@ import re
 import pytest
 from rich.console import Console
 
-from support.issue_records import NOW_MS, feedback, incarnation, issue, runs_view, view
+from support.issue_records import (
+    NOW_MS,
+    delivery,
+    feedback,
+    incarnation,
+    issue,
+    runs_view,
+    view,
+)
 from tocsin.console.views.explain import (
     Story,
-    run_story_json,
+    run_story_facts,
     run_story_lines,
-    story_json,
+    story_facts,
     story_lines,
     story_of,
 )
@@ -22,6 +30,7 @@ from tocsin.console.views.issues import IssueFilter, issue_table, issues_json, n
 from tocsin.console.views.precision import precision_json, precision_of_rules, precision_table
 from tocsin.console.views.selection import choose_issue, choose_run
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.records.checkpoints import Checkpoint
 from tocsin.schemas.records.deliveries import Attempt, Delivery
 from tocsin.schemas.records.feedback import (
     FeedbackAcknowledged,
@@ -29,9 +38,9 @@ from tocsin.schemas.records.feedback import (
     FeedbackResolved,
 )
 from tocsin.schemas.records.issues import Evidence, Fact, IssueFiring, IssueOngoing, Series, Subject
-from tocsin.schemas.records.runs import Checkpoint, StopView
+from tocsin.schemas.records.run_view import StopView
 from tocsin.schemas.records.runs_view import CommandSeen, RunsView
-from tocsin.schemas.records.stops import StopRequested
+from tocsin.schemas.records.stops.commands import StopRequested
 
 LOSS = issue(rule="loss_spike", severity="warning", resolved=True)
 FIRING = issue().model_copy(
@@ -240,7 +249,7 @@ def test_the_story_of_a_cause_names_what_it_caused() -> None:
 
 
 def test_the_story_as_json_has_the_same_facts_without_payloads() -> None:
-    document = story_json(VIEW, story_of(VIEW, COMMANDS, NAN))
+    document = json.dumps(story_facts(story_of(VIEW, COMMANDS, NAN)))
     facts = json.loads(document)
     assert facts["version"] == 1
     assert [seen["state"] for seen in facts["issue"]["states"]] == ["firing", "ongoing"]
@@ -265,9 +274,9 @@ def test_a_run_without_issues_tells_who_stopped_it() -> None:
     text = "\n".join(line.plain for line in run_story_lines(VIEW.runs[0], commands))
     assert text.startswith("no issues in run run-1 (stopped)")
     assert "requested by ana@node-1: NaN" in text
-    facts = json.loads(run_story_json(VIEW.runs[0], commands))
+    facts = json.loads(json.dumps(run_story_facts(VIEW.runs[0], commands)))
     assert (facts["issue"], facts["stop"]["exit_code"]) == (None, 79)
-    assert json.loads(run_story_json(view(), {}))["stop"] is None
+    assert run_story_facts(view(), {})["stop"] is None
 
 
 def test_an_issue_is_meant_by_its_id_its_beginning_or_its_run() -> None:
@@ -293,6 +302,17 @@ def test_an_issue_is_meant_by_the_beginning_of_its_runs_id() -> None:
         choose_issue(runs_view(view("vit-1"), view("vit-2")), "vit")
     with pytest.raises(ConfigurationError, match="at least 4 characters"):
         choose_issue(known, "")
+
+
+def test_an_issue_is_meant_by_the_id_of_a_delivery_or_message_about_it() -> None:
+    alone = delivery(LOSS)
+    both = [delivery(one, "chat", sent_as="0e5f" + "1" * 28) for one in (LOSS, NAN)]
+    known = runs_view(*VIEW.issues, alone, *both)
+    for text in (alone.delivery_id, alone.delivery_id[:6].upper(), both[0].delivery_id):
+        assert choose_issue(known, text) == LOSS, text
+    assert choose_issue(known, both[1].delivery_id) == NAN
+    with pytest.raises(ConfigurationError, match=f"is about 2 issues: .*{NAN.issue_id}"):
+        choose_issue(known, "0e5f")
 
 
 def test_what_cannot_be_meant_says_what_to_try() -> None:

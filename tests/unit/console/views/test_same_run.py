@@ -27,7 +27,7 @@ from tocsin.emitter.launch.summary import Summary
 from tocsin.schemas.records.deliveries import Delivery, DeliveryState
 from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.issues import Origin
-from tocsin.schemas.records.runs import RankView, StopView
+from tocsin.schemas.records.run_view import RankView, StopView
 from tocsin.schemas.topics import issue_partition
 
 STOPPED = StopView(state="exited", command_id="c", step=11, how="edge", exit_code=79)
@@ -60,7 +60,7 @@ def sent(state: DeliveryState) -> Outgoing:
         rule="nonfinite", issue_state="firing", action="hook", kind="webhook", state=state,
         reason="r", created_ms=NOW_MS, updated_ms=NOW_MS, give_up_ms=NOW_MS,
     )  # fmt: skip
-    event = Event.of(made, id=state, source="/actions", time_ms=NOW_MS)
+    event = Event.wrap(made, id=state, source="/actions", time_ms=NOW_MS)
     return record(event, TOPICS.actions, issue_partition("run-1"), made.key)
 
 

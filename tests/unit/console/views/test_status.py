@@ -14,7 +14,7 @@ from tocsin.console.views.issues import IssueFilter, first_seen, issue_table
 from tocsin.console.views.status import ago, print_status, status_json
 from tocsin.console.views.topics import print_topics, topics_json
 from tocsin.schemas.records.deliveries import Attempt, Delivery
-from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.records.runs_view import RunsView
 from tocsin.schemas.text import time_text
 from tocsin.schemas.topics import Topics
@@ -61,7 +61,7 @@ def test_a_run_its_issues_and_what_was_done_are_shown() -> None:
     assert "step 3" in text
 
 
-def test_how_the_rules_stand_is_told_of_the_newest_runs() -> None:
+def test_how_the_rules_stand_is_told_of_the_newest_run() -> None:
     rules = {
         "loss_spike": "issues_found",
         "nonfinite": "in_progress",
@@ -75,10 +75,13 @@ def test_how_the_rules_stand_is_told_of_the_newest_runs() -> None:
     ]
     lines = printed(runs_view(*runs, issue())).splitlines()
     told = [line for line in lines if line.startswith("rules of")]
-    assert len(told) == 5
-    assert told[-1] == (
+    assert told == [
         "rules of run-6: 1 in progress, 2 waiting for input, found by loss_spike, failed mine"
-    )
+    ]
+    assert "rules and times of another run: tocsin status RUN" in lines
+    both = printed(runs_view(*runs[:2], issue())).splitlines()
+    assert len([line for line in both if line.startswith("rules of")]) == 2
+    assert not any("another run" in line for line in both)
     assert not any("rules of" in line for line in printed(VIEW).splitlines())
 
 

@@ -32,7 +32,8 @@ from tocsin.console.watch.text import grid
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.schemas.records.runs import CaptureFigures, RankView, RunView, StopView
+from tocsin.schemas.records.run_view import RankView, RunView, StopView
+from tocsin.schemas.records.runs import CaptureFigures
 from tocsin.schemas.records.wire import Meta
 from tocsin.schemas.topics import issue_partition
 
@@ -59,7 +60,7 @@ def delivery(run: str, action: str, **changes: object) -> Outgoing:
         updated_ms=NOW_MS,
         give_up_ms=NOW_MS,
     ).model_copy(update=changes)
-    event = Event.of(made, id=made.key, source="/actions", time_ms=NOW_MS)
+    event = Event.wrap(made, id=made.key, source="/actions", time_ms=NOW_MS)
     return record(event, TOPICS.actions, issue_partition(run), made.key)
 
 

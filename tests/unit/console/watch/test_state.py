@@ -100,7 +100,7 @@ def started(training: int, offset: int) -> Record:
     data = RunStarted(
         run_id="r", incarnation=incarnation("r", training), role="trainer", job_id="j"
     )
-    event = Event.of(data, id="1", source="/r", time_ms=NOW_MS)
+    event = Event.wrap(data, id="1", source="/r", time_ms=NOW_MS)
     place = Partition(TOPICS.telemetry, telemetry_partition("r"))
     headers = meta_of(event).headers()
     return Record(place, offset, NOW_MS, b"r", event.encode(), headers)

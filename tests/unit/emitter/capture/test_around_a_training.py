@@ -13,13 +13,13 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from support.captured import Said, captured, said
-from tocsin.emitter.api import Run
 from tocsin.emitter.hooks.state import Hooks
+from tocsin.emitter.run import Run
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.records.checkpoints import CheckpointWritten
 from tocsin.schemas.records.program_facts import OptimizersSeen
 from tocsin.schemas.records.runs import (
     CaptureDegraded,
-    CheckpointWritten,
     DataLoaderSeen,
     PhaseMark,
     RunEnded,

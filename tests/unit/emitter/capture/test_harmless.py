@@ -19,6 +19,8 @@ from tocsin.bus.port import BusUnavailable
 from tocsin.emitter.capture import capture
 from tocsin.emitter.hooks import loss_functions, state, torch_patches
 from tocsin.emitter.probes import clipped_norms
+from tocsin.emitter.probes.checkpoint_files import CheckpointFiles
+from tocsin.emitter.probes.evaluation_losses import EvaluationLosses
 from tocsin.emitter.process import isolation, run_facts
 from tocsin.emitter.stop import exit_points
 from tocsin.emitter.training import training
@@ -78,8 +80,8 @@ def fail(*args: object, **kwargs: object) -> None:
     [
         (capture.Capture, "gradients", "gradients"),
         (capture.Capture, "stepped", "steps"),
-        (capture.Capture, "saved", "checkpoints"),
-        (capture.Capture, "evaluation_loss", "evaluation"),
+        (CheckpointFiles, "wrote", "checkpoints"),
+        (EvaluationLosses, "evaluation_loss", "evaluation losses"),
         (state.Hooks, "on_backward", "losses"),
         (clipped_norms.ClippedNorms, "add", "clipping"),
         (loss_functions.Evaluation, "on_loss", "evaluation"),

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from support.captured import captured, said
-from tocsin.schemas.records.runs import CheckpointWritten, RunEnded, RunStarted
+from tocsin.schemas.records.checkpoints import CheckpointWritten
+from tocsin.schemas.records.runs import RunEnded, RunStarted
 
 
 def model_and_optimizer() -> tuple[torch.nn.Module, torch.optim.Optimizer]:

@@ -188,15 +188,15 @@ def test_gradients_on_the_cpu_are_read_though_the_first_is_elsewhere() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizers, schedule = Optimizers(optimizer), CaptureSchedule(CaptureSettings())
     schedule.budget.shares[NORMS].interval = 1000
-    reader, watched = GradientReader(schedule, optimizers), optimizers.of(optimizer)
+    reader, watched = GradientReader(schedule, optimizers), optimizers.watched(optimizer)
     there.grad = torch.full((3,), math.nan).as_subclass(Elsewhere)
     here.grad = torch.ones(3)
-    reading = reader.read(watched, 1, odd=False, at_once=True)
+    reading = reader.read(watched, 1, nonfinite=False, at_once=True)
     assert reading is not None
     assert reading.blocks is not None
     assert (reading.blocks.bad, reading.blocks.estimate, reading.exact) == (0, None, None)
     here.grad[0] = math.nan
-    reading = reader.read(watched, 2, odd=False, at_once=True)
+    reading = reader.read(watched, 2, nonfinite=False, at_once=True)
     assert reading is not None
     assert reading.bad == 2
 

@@ -13,8 +13,8 @@ import torch
 
 from tocsin.emitter.checkpoints.health import health
 from tocsin.emitter.checkpoints.pins import PIN, How, Pins, how_to_pin, pin
+from tocsin.schemas.records.checkpoints import Checkpoint, CheckpointPinned
 from tocsin.schemas.records.events import Data
-from tocsin.schemas.records.runs import Checkpoint, CheckpointPinned
 
 HOWS: tuple[How, ...] = ("hard_link", "copy")
 

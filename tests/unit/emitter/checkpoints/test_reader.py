@@ -13,8 +13,8 @@ from support.waiting import wait_until
 from tocsin.emitter.checkpoints.reader import QUEUED, CheckpointReader
 from tocsin.emitter.process.process_group import process_lives
 from tocsin.emitter.stop.datagrams import Message
+from tocsin.schemas.records.checkpoints import CheckpointRead
 from tocsin.schemas.records.events import Data
-from tocsin.schemas.records.runs import CheckpointRead
 
 
 def message(path: Path | str, step: int = 7, rank: int = 1) -> Message:
@@ -48,8 +48,8 @@ def test_a_checkpoint_is_read_and_told(tmp_path: Path) -> None:
     torch.save({"w": torch.full((2, 2), float("nan"))}, tmp_path / "a.pt")
 
     async def use(reader: CheckpointReader) -> None:
-        assert reader.heard(message(tmp_path / "a.pt"))
-        assert not reader.heard({"kind": "left"})
+        assert reader.receive(message(tmp_path / "a.pt"))
+        assert not reader.receive({"kind": "left"})
         assert await reader.settled(60.0)
 
     (read,) = reading(use)
@@ -61,8 +61,8 @@ def test_a_checkpoint_is_read_and_told(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_is_told_too(tmp_path: Path) -> None:
     async def use(reader: CheckpointReader) -> None:
-        reader.heard(message(tmp_path / "gone.pt"))
-        reader.heard(message("not/absolute.pt"))
+        reader.receive(message(tmp_path / "gone.pt"))
+        reader.receive(message("not/absolute.pt"))
         assert await reader.settled(60.0)
 
     (read,) = reading(use)
@@ -78,11 +78,11 @@ def test_what_cannot_be_read_is_told_too(tmp_path: Path) -> None:
 def test_written_again_it_is_read_once_and_too_many_are_not_read() -> None:
     async def go() -> None:
         reader = CheckpointReader("r1", lambda data: None)
-        reader.heard(message("/a/last.pt", step=1))
-        reader.heard(message("/a/last.pt", step=2))
+        reader.receive(message("/a/last.pt", step=1))
+        reader.receive(message("/a/last.pt", step=2))
         assert [one["step"] for one in reader._waiting] == [2]
         for number in range(2 * QUEUED):
-            reader.heard(message(f"/a/{number}.pt"))
+            reader.receive(message(f"/a/{number}.pt"))
         assert len(reader._waiting) == QUEUED
         assert reader.skipped == QUEUED + 1
         assert not await reader.settled(0.0)
@@ -94,7 +94,7 @@ def test_at_the_end_a_child_that_reads_is_ended() -> None:
     pids: list[int] = []
 
     async def use(reader: CheckpointReader) -> None:
-        reader.heard(message("/a/b.pt"))
+        reader.receive(message("/a/b.pt"))
         await asyncio.to_thread(wait_until, lambda: reader.pid is not None)
         assert reader.pid is not None
         pids.append(reader.pid)

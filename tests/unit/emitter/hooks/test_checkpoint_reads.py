@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from support.captured import captured, said
-from tocsin.emitter.api import Run
 from tocsin.emitter.hooks.checkpoint_reads import MOST_OF_FOLDER
 from tocsin.emitter.model.devices import devices_of
+from tocsin.emitter.run import Run
 from tocsin.emitter.training.context import current
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.program_facts import TrainingPlanned

@@ -13,7 +13,8 @@ import torch
 
 from support.captured import Said, captured, said
 from tocsin.emitter.probes import checkpoint_files
-from tocsin.schemas.records.runs import CheckpointWritten, PhaseMark
+from tocsin.schemas.records.checkpoints import CheckpointWritten
+from tocsin.schemas.records.runs import PhaseMark
 
 
 class Loop:

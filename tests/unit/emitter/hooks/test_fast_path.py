@@ -260,6 +260,41 @@ def test_quick_steps_say_bit_for_bit_what_the_long_way_says(
     assert told(tmp_path / "long", make(), 45) == short
 
 
+def test_of_many_optimizers_each_step_is_counted_and_few_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+    stepped = Capture.stepped
+
+    def count(self: Capture, optimizer: torch.optim.Optimizer, **how: bool) -> int | None:
+        looked.append(self.training.next_step)
+        return stepped(self, optimizer, **how)
+
+    monkeypatch.setattr(Capture, "stepped", count)
+    torch.manual_seed(0)
+    quick = told(tmp_path / "quick", in_backward(layers=10), 45)  # of 20 tensors
+    assert {looked.count(step) for step in (9, 20, 30)} == {0}
+    assert looked.count(16) == looked.count(32) == 19
+    monkeypatch.setattr(QuickSteps, "before", lambda self, optimizer, given: False)
+    torch.manual_seed(0)
+    each = told(tmp_path / "each", in_backward(layers=10), 45)
+    own = ("loss", "lr.0")
+    assert [[quick[step][name] for name in own] for step in range(45)] == [
+        [each[step][name] for name in own] for step in range(45)
+    ]
+    assert quick[32] == each[32]
+
+
+def test_a_pass_over_the_gradients_costs_what_all_optimizers_cost(tmp_path: Path) -> None:
+    with captured(tmp_path) as hooks:
+        step = in_backward()
+        for number in range(3):
+            step(number)
+        assert hooks.capture is not None
+        shares = hooks.capture.schedule.budget.shares
+        assert len(shares["gradients"].costs) == 1
+
+
 class Outer(torch.optim.Optimizer):  # type: ignore[misc]  # torch has no types here
     """Has another optimizer make its step."""
 

@@ -21,9 +21,9 @@ from tocsin.emitter.hooks import passed_steps
 from tocsin.emitter.hooks.passed_steps import PassedSteps
 from tocsin.emitter.hooks.state import Hooks
 from tocsin.emitter.stop import exit_points
-from tocsin.emitter.stop.exit_points import StopTraining
+from tocsin.emitter.stop.exception import StopTraining
 from tocsin.emitter.training.training import Training
-from tocsin.schemas.records.runs import CheckpointWritten
+from tocsin.schemas.records.checkpoints import CheckpointWritten
 
 NOTHING = (
     '{"pacing": "steps", "collections": {"gradients": "off", "weights": "off", '

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from support.waiting import until
 from tocsin.emitter.launch.enforcer import Enforcer, StopOrder
 from tocsin.schemas.records.events import Data
-from tocsin.schemas.records.stops import StopEscalated, StopExited
+from tocsin.schemas.records.stops.commands import StopEscalated, StopExited
 
 SLEEPS = "print('up', flush=True); import time; time.sleep(60)"
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEPS
@@ -82,4 +83,31 @@ async def test_a_process_that_is_gone_in_time_is_not_said_to_have_been_ended() -
         await asyncio.wait(enforcer.under_way, timeout=20)
     enforcer.obey(order(child.pid))
     assert enforcer.under_way == []
+    assert said == []
+
+
+async def test_a_rank_that_saves_gets_its_grace_once_more() -> None:
+    said: list[Data] = []
+    with process(SLEEPS) as child:
+        enforcer = Enforcer("r1", said.append)
+        enforcer.saving(child.pid, on=True)
+        enforcer.obey(order(child.pid, grace_s=0.3))
+        await asyncio.wait(enforcer.under_way, timeout=20)
+    escalated = said[0]
+    assert isinstance(escalated, StopEscalated)
+    waited = re.fullmatch(r"rank 1 did not leave within ([0-9.]+) s", escalated.reason)
+    assert waited is not None
+    assert float(waited[1]) >= 0.6
+
+
+async def test_a_rank_that_has_saved_may_leave_after_it() -> None:
+    said: list[Data] = []
+    with process("print('up', flush=True); input()") as child:
+        enforcer = Enforcer("r1", said.append)
+        enforcer.saving(child.pid, on=True)
+        enforcer.obey(order(child.pid, grace_s=20.0))
+        (task,) = enforcer.under_way
+        enforcer.saving(child.pid, on=False)
+        child.kill()
+        await asyncio.wait([task], timeout=20)
     assert said == []

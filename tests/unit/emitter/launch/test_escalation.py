@@ -20,8 +20,13 @@ from tocsin.emitter.stop import datagrams
 from tocsin.emitter.stop.processes import KEPT, Members
 from tocsin.emitter.stop.verification import Verdict
 from tocsin.schemas.records.events import Data
-from tocsin.schemas.records.stop_progress import answered
-from tocsin.schemas.records.stops import StopAcknowledged, StopEscalated, StopExited, StopExpired
+from tocsin.schemas.records.stops.commands import (
+    StopAcknowledged,
+    StopEscalated,
+    StopExited,
+    StopExpired,
+)
+from tocsin.schemas.records.stops.progress import answered
 
 
 @dataclass
@@ -55,7 +60,7 @@ class Place:
         )  # fmt: skip
 
     def hello(self, incarnation: str, *, socket: str | None = None) -> None:
-        self.members.heard(
+        self.members.receive(
             {
                 "kind": "hello", "role": "trainer", "pid": os.getpid(), "rank": 0,
                 "world_size": 1, "incarnation": incarnation,
@@ -64,7 +69,7 @@ class Place:
         )  # fmt: skip
 
     def tell(self, kind: str, incarnation: str, step: int = 7) -> None:
-        self.members.heard(
+        self.members.receive(
             {"kind": kind, "pid": os.getpid(), "incarnation": incarnation, "step": step}
         )
 
@@ -116,6 +121,7 @@ async def test_a_stop_of_a_second_training_leaves_the_first_ones_state(place: Pl
     assert place.exits()[1:] == [(second, "edge", 79), (joined.command_id, "edge", 79)]
     figures = place.stopper.figures
     assert figures is not None
+    assert figures.command is not None
     assert (figures.command.command_id, figures.step) == (second, 5)
     late = place.signer.command("r1", "i1")
     place.stopper.join(late)
@@ -204,7 +210,7 @@ async def test_a_command_that_was_read_too_late_is_told_as_expired(place: Place)
 
 
 def saving(place: Place, *, on: bool) -> None:
-    place.members.heard({"kind": "saving", "pid": os.getpid(), "on": on})
+    place.members.receive({"kind": "saving", "pid": os.getpid(), "on": on})
 
 
 async def test_a_job_that_is_saving_gets_its_grace_once_more(place: Place) -> None:
@@ -218,3 +224,70 @@ async def test_a_job_that_is_saving_gets_its_grace_once_more(place: Place) -> No
     assert job.signals == [signal.SIGTERM]
     assert escalated.reason == "rank 0 did not leave within 0.2 s"
     await place.stopper.close()
+
+
+def test_ranks_may_leave_before_an_update_only_if_a_stop_would_be_obeyed(
+    place: Place, tmp_path: Path
+) -> None:
+    place.hello("i1")
+    assert not place.stopper.may_leave(""), "no key is trusted"
+    place.signer.key.write(tmp_path / "keys" / "actions.key")
+
+    def stopper(*, stops_off: bool = False) -> Stopper:
+        return Stopper(
+            "r1", place.members, lambda: cast(Job, place.job), place.said.append,
+            key_paths=[tmp_path / "keys"], stops_off=stops_off,
+        )  # fmt: skip
+
+    assert stopper().may_leave("")
+    assert not stopper().may_leave("all stops are switched off by ana")
+    assert not stopper(stops_off=True).may_leave("")
+    assert place.job is not None
+    place.job.returncode = 0
+    assert not stopper().may_leave("")
+
+
+async def test_torchrun_keeps_its_restarts_until_the_ranks_leave(
+    place: Place, tmp_path: Path
+) -> None:
+    """A rank that asks may have to stay, if another one may not leave."""
+    place.signer.key.write(tmp_path / "keys" / "actions.key")
+    stopper = Stopper(
+        "r1", place.members, lambda: cast(Job, place.job), place.said.append,
+        key_paths=[tmp_path / "keys"], stops_off=False,
+    )  # fmt: skip
+    agent = datagrams.Endpoint(tmp_path / "agent.sock")
+    hello = {"kind": "hello", "role": "agent", "pid": os.getpid(), "socket": str(agent.path)}
+    place.members.receive(cast(datagrams.Message, hello))
+    place.hello("i1")
+    assert stopper.may_leave("")
+    assert agent.drain() == []
+    forbidden = asyncio.create_task(stopper.forbid_restarts())
+    await until(agent.drain, what="the agent is told")
+    assert not forbidden.done()
+    place.members.receive({"kind": "restart_blocked", "pid": os.getpid()})
+    await forbidden
+    agent.close()
+
+
+async def test_a_command_confirms_that_the_ranks_have_left_before_an_update(place: Place) -> None:
+    place.hello("i1")
+    place.members.receive(
+        {
+            "kind": "left", "pid": os.getpid(), "incarnation": "i1", "step": 6,
+            "before_update": True,
+        }
+    )  # fmt: skip
+    assert place.job is not None
+    place.job.returncode = 1  # as torchrun has it
+    place.stopper.job_gone()
+    assert place.stopper.stopped
+    assert place.stopper.awaits_command
+    figures = place.stopper.figures
+    assert figures is not None
+    assert (figures.command, figures.how, figures.step) == (None, "edge", 6)
+    assert place.stopper.facts().over == ""
+    command_id = place.obey("i1")
+    assert place.exits() == [(command_id, "edge", 1)]
+    assert not place.stopper.awaits_command
+    assert place.job.signals == []

@@ -58,7 +58,6 @@ def gone(pid: int) -> bool:
         (["sh", "-c", "exit 3"], 3, "failed"),
         (["sh", "-c", "kill -KILL $$"], 137, "failed"),
         (["sh", "-c", "kill -TERM $$"], 143, "interrupted"),
-        (["no-such-program"], 127, "failed"),
         (["/etc/passwd"], 126, "failed"),
     ],
 )
@@ -71,7 +70,23 @@ def test_the_exit_code_is_the_jobs(
     assert (summary["exit_code"], summary["outcome"]) == (code, outcome)
     (ended,) = job.observed("tocsin.run.ended")
     assert (ended["role"], ended["exit_code"]) == ("launcher", code)
-    assert "no training seen, 0 issues" in job.err
+    # Of a command that was not started there is one line, why.
+    assert ("no training seen, 0 issues" in job.err) == (code != 126)
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("pyhton", "pyhton: not found on PATH: expected a program, or a path like ./it"),
+        ("./train", "./train: not found"),
+    ],
+)
+def test_a_mistyped_command_is_no_run(tmp_path: Path, command: str, line: str) -> None:
+    job = start(tmp_path, command, "train.py")
+    assert job.wait() == 127
+    assert job.err == f"tocsin: {line}\n"
+    assert (job.summary()["exit_code"], job.summary()["outcome"]) == (127, "failed")
+    assert not (tmp_path / "bus.db").exists()
 
 
 def test_stdin_stdout_and_stderr_are_the_jobs(tmp_path: Path) -> None:

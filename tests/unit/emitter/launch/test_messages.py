@@ -10,15 +10,21 @@ from tocsin.schemas.records.configurations import ConfigurationRefused, run_work
 from tocsin.schemas.records.deliveries import Delivery, DeliveryState
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.issues import IssueFiring, IssueOngoing, IssueResolved, Origin, Subject
-from tocsin.schemas.records.runs import CaptureFigures, RunState, RunView
-from tocsin.schemas.records.stops import StopAcknowledged, StopExited, StopRefused, StopRequested
+from tocsin.schemas.records.run_view import RunState, RunView
+from tocsin.schemas.records.runs import CaptureFigures
+from tocsin.schemas.records.stops.commands import (
+    StopAcknowledged,
+    StopExited,
+    StopRefused,
+    StopRequested,
+)
 from tocsin.schemas.records.wire import meta_of
 
 MINE = frozenset({"i1", "i2"})
 
 
 def record(data: Data) -> Record:
-    event = Event.of(data, id="x", source="/runs/r1/rules", time_ms=1)
+    event = Event.wrap(data, id="x", source="/runs/r1/rules", time_ms=1)
     return Record(Partition("t", 0), 0, 1, b"r1", event.encode(), meta_of(event).headers())
 
 
@@ -162,6 +168,13 @@ def test_what_is_off_is_told_once_when_it_happens() -> None:
 def test_the_lines_for_people() -> None:
     line = "critical: nonfinite at step 1,200, rank 1, layer.weight: NaN in it"
     assert messages.issue_line(issue()) == line
+    cause = issue(issue_id="c", rule="gradients_not_cleared", first_step=1)
+    effect = issue(consequence_of="c")
+    told = f"{line} (a consequence of gradients_not_cleared at step 1)"
+    assert messages.issue_line(effect, cause) == told
+    assert messages.issue_line(issue(IssueResolved)) == (
+        "resolved: nonfinite (layer.weight) no longer fires"
+    )
     assert messages.delivery_line(delivery()) is None
     done = "  nonfinite -> chat: delivered (accepted)"
     assert messages.delivery_line(delivery("delivered")) == done

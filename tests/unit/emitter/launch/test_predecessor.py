@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Literal
@@ -15,7 +17,7 @@ from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.emitter.launch.predecessor import Predecessor, stopped_before
 from tocsin.schemas.records.events import Event
-from tocsin.schemas.records.runs import RunView, StopView
+from tocsin.schemas.records.run_view import RunView, StopView
 from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import Topics, telemetry_partition
 
@@ -28,7 +30,7 @@ def ended(folder: Path, *, state: State | None, run_id: str = "r1", reason: str 
     command = signer.command(run_id, "i1", reason=reason)
     stop = None if state is None else StopView(state=state, command_id=command.command_id)
     view = RunView(run_id=run_id, incarnation="i1", state="ended", stop=stop)
-    event = Event.of(view, id="1", source="/rules", time_ms=1)
+    event = Event.wrap(view, id="1", source="/rules", time_ms=1)
     place = Partition(topics.runs, telemetry_partition(run_id))
 
     async def go() -> None:
@@ -94,3 +96,40 @@ def test_with_hold_a_run_that_was_not_stopped_starts(tmp_path: Path) -> None:
     job = start(tmp_path, "touch", str(tmp_path / "ran"), hold="yes")
     assert job.wait() == 0
     assert (tmp_path / "ran").exists()
+
+
+STARTS = """
+import os
+from tocsin.emitter import start
+run = start("r1", services=False)
+print("after", os.environ.get("TOCSIN_AFTER_STOP"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("on_restart", "state", "code", "printed"),
+    [
+        ("hold", "exited", 79, ""),
+        ("hold", None, 0, "after None\n"),
+        ("go_on", "exited", 0, "after a NaN\n"),
+    ],
+)
+def test_without_a_launcher_start_asks_too(
+    tmp_path: Path, on_restart: str, state: State | None, code: int, printed: str
+) -> None:
+    ended(tmp_path, state=state)
+    (tmp_path / "tocsin.yaml").write_text(
+        f"version: 1\nbus: embedded:{tmp_path}/bus.db\nstop: {{on_restart: {on_restart}}}\n"
+    )
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("TOCSIN_")}
+    done = subprocess.run(
+        [sys.executable, "-c", STARTS],
+        env={**kept, "TOCSIN_CONFIG": str(tmp_path / "tocsin.yaml")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (code, printed), done.stderr
+    assert ("this run was stopped before: a NaN" in done.stderr) == (state is not None)
+    assert ("not started again (stop.on_restart: hold)" in done.stderr) == (code == 79)

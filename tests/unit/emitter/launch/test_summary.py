@@ -10,9 +10,10 @@ from support.stops import StopSigner
 from tocsin.emitter.launch.messages import end_line, overhead
 from tocsin.emitter.launch.summary import StopFigures, Summary, decide_end
 from tocsin.schemas.compute import Compute
+from tocsin.schemas.records.checkpoints import Checkpoint
 from tocsin.schemas.records.goodput import Goodput
 from tocsin.schemas.records.issues import Evidence, Fact, IssueFiring, Subject
-from tocsin.schemas.records.runs import CaptureFigures, Checkpoint
+from tocsin.schemas.records.runs import CaptureFigures
 
 NONE: frozenset[signal.Signals] = frozenset()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tocsin.emitter.node.cgroups import GroupSamples, memory_limit, read_limits
+from tocsin.emitter.node.cgroups import GroupSamples, read_limits
 from tocsin.emitter.node.sampler import Node
 
 TOTAL = 64 << 30
@@ -26,7 +26,8 @@ def made(root: Path, cgroup: str, files: dict[str, str], status: str = "") -> Pa
 
 
 def limit(root: Path, cgroup: str, files: dict[str, str]) -> int:
-    return memory_limit(7, TOTAL, root=made(root, cgroup, files))
+    found = read_limits(7, root=made(root, cgroup, files)).memory_bytes
+    return TOTAL if found is None else min(found, TOTAL)
 
 
 def test_the_lowest_limit_above_holds(tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_no_limit_is_the_machine_s_memory(tmp_path: Path) -> None:
 
 def test_odd_files_limit_nothing(tmp_path: Path) -> None:
     assert limit(tmp_path, "odd\n0::../x\n0::/../x\n0::/a\n", {"a/memory.max": "?"}) == TOTAL
-    assert memory_limit(8, TOTAL, root=tmp_path) == TOTAL
+    assert read_limits(8, root=tmp_path).memory_bytes is None
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_the_key_is_the_run_and_where_its_records_go() -> None:
 
 
 def test_registrations_are_those_of_living_processes(tmp_path: Path) -> None:
-    folder = NodeFolder.of({NODE_FOLDER: str(tmp_path / "node")})
+    folder = NodeFolder.from_environ({NODE_FOLDER: str(tmp_path / "node")})
     entry = folder.leave(replace(RUN, at_ms=2))
     older = folder.leave(replace(RUN, run_id="r0", at_ms=1))
     assert [found.run_id for found in folder.registrations()] == ["r0", "r1"]
@@ -144,6 +144,6 @@ def test_when_a_process_started() -> None:
 def test_without_a_variable_the_folder_is_the_user_s() -> None:
     # A path of pytest's own may be too long for a socket.
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
-        folder = NodeFolder.of({"XDG_RUNTIME_DIR": short})
+        folder = NodeFolder.from_environ({"XDG_RUNTIME_DIR": short})
         assert folder.path == Path(short) / f"tocsin-{os.getuid()}/node"
         assert folder.path.parent.stat().st_mode & 0o077 == 0

@@ -93,7 +93,7 @@ def test_a_clock_that_goes_back_holds_no_frame() -> None:
 async def test_the_loop_hands_on_what_is_left_when_it_is_cancelled() -> None:
     sent: list[SystemFrame] = []
     packer = Packer(SPEAKER, "n", packed_s=0.03)
-    task = asyncio.create_task(Sampler.of(Node(), packer, sent.append, interval_s=0.01).run())
+    task = asyncio.create_task(Sampler.for_job(Node(), packer, sent.append, interval_s=0.01).run())
     await until(lambda: sent)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -113,7 +113,7 @@ async def test_a_sample_that_hangs_does_not_hold_up_the_end(
             go.wait(30)
             return {}
 
-    sampler = Sampler.of(Hanging(), Packer(SPEAKER, "n"), lambda frame: None)
+    sampler = Sampler.for_job(Hanging(), Packer(SPEAKER, "n"), lambda frame: None)
     task = asyncio.create_task(sampler.run())
     await until(began.is_set)
     task.cancel()

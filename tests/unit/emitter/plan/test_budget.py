@@ -78,7 +78,7 @@ def test_it_is_never_blind_where_the_step_itself_is_over_the_budget() -> None:
     ("step_s", "base_s", "every"),
     [
         (1e-3, 1e-6, 1),  # costs next to nothing
-        (1e-3, 20e-6, 5),
+        (1e-3, 20e-6, 10),
         (1e-3, 1e-3, MOST_PASSED),
         (5e-3, 25e-6, 1),  # no short step: 25 µs are allowed
         (5e-3, 40e-6, 10),
@@ -96,11 +96,20 @@ def test_steps_are_looked_at_less_often_where_each_costs_too_much(
 def test_steps_are_looked_at_again_where_they_get_longer() -> None:
     made = budget()
     made.review([1e-3] * 32, 50e-6)
-    assert made.looks_every == 10
+    assert made.looks_every == 20
     made.review([1e-3] * 32, 40e-6)
-    assert made.looks_every == 10  # not with every breath
+    assert made.looks_every == 20  # not with every breath
     made.review([0.1] * 32, 50e-6)
     assert made.looks_every == 1
+
+
+def test_steps_with_more_hooks_are_looked_at_less_often_and_leave_less_for_summaries() -> None:
+    plain, accumulates = budget(gradients=1e-3), budget(gradients=1e-3)
+    accumulates.calls = 9
+    for made in (plain, accumulates):
+        made.review([1e-3] * 32, 20e-6)
+    assert (plain.looks_every, accumulates.looks_every) == (10, 50)
+    assert accumulates.interval("gradients") > plain.interval("gradients")
 
 
 def test_one_slow_pass_does_not_change_the_interval() -> None:

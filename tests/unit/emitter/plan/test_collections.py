@@ -101,7 +101,7 @@ def test_a_section_is_read_in_the_form_of_the_file() -> None:
     heads = settings.plan("heads")
     assert heads is not None
     assert heads.schedules == {**NEVER, "train": Schedule()}
-    assert settings.of("weights") == (heads,)
+    assert settings.plans_of("weights") == (heads,)
     assert settings.plan("tails") is None
 
 
@@ -126,22 +126,15 @@ def test_global_holds_in_each_mode_that_is_not_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "message"),
+    "section",
     [
-        ("[]", "capture: expected a mapping, found list"),
-        ('{"budget": 0.5}', "budget: expected a percentage like 0.5%, found 0.5"),
-        ('{"budget": "all"}', "budget: expected a percentage"),
-        ('{"collections": {"gradients": 3}}', "collection 'gradients': expected a mapping"),
-        ('{"collections": {"gradients": {"every": 0}}}', "'gradients': 'every': expected a whole"),
-        ('{"collections": {"gradients": {"steps": 3}}}', "expected 'steps' as a list"),
-        ('{"collections": {"gradients": {"modes": {"eval": {"start": -1}}}}}', "mode 'eval': 'sta"),
-        ('{"collections": {"heads": {"match": "head"}}}', "expected 'of' as one of losses"),
-        ('{"collections": {"x": {"of": "weights", "match": "("}}}', "is no regular expression"),
-        ('{"collections": {"x": {"of": "weights", "tensors": [1]}}}', "a list of texts"),
+        *("[", "[]", '{"budget": 0.5}', '{"budget": "all"}', '{"collections": {"gradients": 3}}'),
+        *('{"collections": {"x": {"match": "head"}}}', '{"pacing": "clock"}'),
+        '{"collections": {"x": {"of": "weights", "match": "("}}}',
     ],
 )
-def test_what_is_wrong_with_a_section_is_said_with_its_place(section: str, message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
+def test_a_section_that_nobody_has_checked_is_refused(section: str) -> None:
+    with pytest.raises(ValueError, match="expected the section `capture` as JSON"):
         capture_settings(section)
 
 

@@ -127,8 +127,8 @@ def test_nothing_is_looked_at_where_no_mode_asks_for_it(tmp_path: Path) -> None:
             loop.step()
             loop.evaluate(2, loop, loader=True)
         assert hooks.capture is not None
-        assert not hooks.capture.evaluations.on
-        assert not hooks.capture.evaluations.busy
+        assert hooks.capture.probes.on_evaluation_batch == ()
+        assert hooks.capture.probes.next_read > hooks.capture.training.next_step
     assert {frame.mode for frame in said(tmp_path).frames} == {"train"}
 
 

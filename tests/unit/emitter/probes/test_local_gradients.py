@@ -35,7 +35,7 @@ def parameter(*shape: int, dtype: torch.dtype = torch.float32) -> torch.nn.Param
 def looked_at(local: LocalGradients, *parameters: torch.nn.Parameter) -> LocalReading | None:
     for place, each in enumerate(parameters):
         if local.wants(place):
-            local.look(each)
+            local.read(each)
     return local.drain({id(each): f"p{i}" for i, each in enumerate(parameters)})
 
 
@@ -157,7 +157,7 @@ def test_the_first_backward_call_that_was_bad_is_kept() -> None:
     bad.grad = torch.tensor([NAN, 1.0])
     for backward in (1, 2):
         local.backward = backward
-        local.look(bad)
+        local.read(bad)
     reading = local.drain({id(bad): "p0"})
     assert reading is not None
     (table,) = reading.tables()

@@ -50,7 +50,7 @@ def test_a_row_for_each_of_its_tensors(make: Make, keys: set[str]) -> None:
     optimizer, parameters = stepped(make)
     before = {id(p): set(state) for p, state in optimizer.state.items()}
     probe = OptimizerState()
-    found = probe.read(optimizer, parameters)
+    found = probe.rows(optimizer, parameters)
     assert {id(p): set(state) for p, state in optimizer.state.items()} == before
     assert probe.skipped == 0
     if not keys:
@@ -80,12 +80,12 @@ def test_a_history_over_all_parameters_is_no_row() -> None:
 
     optimizer.step(closure)
     assert optimizer.state
-    assert OptimizerState().read(optimizer, list(model.named_parameters())) is None
+    assert OptimizerState().rows(optimizer, list(model.named_parameters())) is None
 
 
 def test_only_what_is_wanted() -> None:
     optimizer, parameters = stepped(lambda p: torch.optim.AdamW(p))
-    found = OptimizerState().read(
+    found = OptimizerState().rows(
         optimizer,
         parameters,
         (Wanted("optimizer_state", frozenset({"0.bias"}), ("l2",)), Wanted("mine", frozenset())),
@@ -109,12 +109,12 @@ def test_packed_states_are_counted_and_left_out() -> None:
     }
     optimizer.state[of_name["0.bias"]] = {"shared": None}
     probe = OptimizerState()
-    found = probe.read(optimizer, parameters)
+    found = probe.rows(optimizer, parameters)
     assert found is not None
     (table,) = found.tables()
     assert table.names == ("0.weight.mine",)
     assert probe.skipped == 2
-    assert not OptimizerState().read(optimizer, [("x", torch.ones(2))])
+    assert not OptimizerState().rows(optimizer, [("x", torch.ones(2))])
     assert len(optimizer.state) == 2
 
 

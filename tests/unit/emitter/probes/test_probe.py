@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 
 from support.captured import captured, said
 from support.loops import linear, loop
-from tocsin.emitter.capture import surroundings
-from tocsin.emitter.model.optimizers import Optimizers
-from tocsin.emitter.probes.probe import Probe
+from tocsin.emitter.capture import probe_list
+from tocsin.emitter.model.optimizers import Optimizers, Watched
+from tocsin.emitter.plan.schedule import Due
+from tocsin.emitter.probes.probe import NEVER, Probe
 from tocsin.emitter.process.isolation import REST
 from tocsin.emitter.training.training import Training
 from tocsin.schemas.records.runs import CaptureDegraded
@@ -32,7 +35,7 @@ def example() -> type[Probe]:
 
 
 def test_the_row_of_the_example_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surroundings, "PROBES", (*surroundings.PROBES, example()))
+    monkeypatch.setattr(probe_list, "PROBES", (*probe_list.PROBES, example()))
     model = torch.nn.Sequential(linear(), torch.nn.ReLU(), torch.nn.Linear(3, 1))
     with torch.no_grad():
         model[0].bias.fill_(-100.0)  # no unit is ever active
@@ -70,7 +73,7 @@ def test_one_that_raises_is_switched_off_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Sick, "looks", 0)
-    monkeypatch.setattr(surroundings, "PROBES", (Sick, example()))
+    monkeypatch.setattr(probe_list, "PROBES", (Sick, example()))
     step = loop()
     with captured(tmp_path) as hooks:
         for number in range(REST + 50):
@@ -91,7 +94,7 @@ def test_each_training_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         def begin(self, training: Training, optimizers: Optimizers) -> None:
             made.append(self)
 
-    monkeypatch.setattr(surroundings, "PROBES", (Counted,))
+    monkeypatch.setattr(probe_list, "PROBES", (Counted,))
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         with captured(tmp_path / name):
@@ -99,3 +102,115 @@ def test_each_training_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             for number in range(3):
                 step(number)
     assert len(made) == len({id(probe) for probe in made}) == 2
+
+
+class Witness(Probe):
+    """Notes each of its calls; reads step 2 alone, and the steps at which weights are due."""
+
+    name = "witness"
+    of = "weights"
+    calls: ClassVar[list[str]] = []
+
+    def begin(self, training: Training, optimizers: Optimizers) -> None:
+        self.reads, self.wakes = 2, 3
+        self.calls.append("begin")
+
+    def batch(self, batch: object, step: int) -> None:
+        self.calls.append(f"batch {step}")
+
+    def evaluation_batch(self, batch: object) -> None:
+        self.calls.append("evaluation batch")
+
+    def last_batch(self) -> None:
+        self.calls.append("last batch")
+
+    def evaluation_loss(self, function: str, loss: torch.Tensor, *, here: bool) -> None:
+        self.calls.append(f"{function} {float(loss)} {here}")
+
+    def prepare(self, step: int, due: Due) -> None:
+        self.calls.append(f"prepare {step}")
+
+    def updating(self, watched: Watched, due: Due) -> None:
+        self.calls.append(f"updating {watched.parameters[0][1].item():.1f}")
+
+    def read(self, step: int, watched: Watched, due: Due) -> None:
+        self.calls.append(f"read {step} {watched.parameters[0][1].item():.1f}")
+        self.reads = NEVER
+
+    def dropped(self) -> None:
+        self.calls.append("dropped")
+
+    def stepped(self, training: Training, step: int) -> None:
+        self.calls.append(f"stepped {step}")
+        self.wakes = NEVER
+
+    def flush(self) -> bool:
+        self.calls.append("flush")
+        return False
+
+    def close(self, training: Training) -> None:
+        self.calls.append("close")
+
+
+def test_each_call_comes_at_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(Witness, "calls", calls)
+    monkeypatch.setattr(probe_list, "PROBES", (Witness,))
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def train(*, skips: bool = False) -> None:
+        optimizer.zero_grad()
+        (-0.1 * model(torch.ones(1, 1)).sum()).backward()
+        if not skips:
+            optimizer.step()
+
+    section = {"collections": {"weights": {"steps": [4]}}}
+    with captured(tmp_path, TOCSIN_CAPTURE=json.dumps(section)):
+        for _ in range(4):
+            train()
+        for _ in torch.utils.data.DataLoader([torch.ones(1)]):
+            train()
+        model.eval()
+        with torch.no_grad():
+            for batch in torch.utils.data.DataLoader([torch.ones(1)]):
+                torch.nn.functional.mse_loss(batch, torch.zeros(1, 1))
+        model.train()
+        train(skips=True)
+        train()
+    assert calls == [
+        "begin",
+        *("prepare 2", "read 2 0.3"),
+        *("prepare 4", "stepped 3", "batch 4", "updating 0.4", "read 4 0.5", "last batch"),
+        *("evaluation batch", "mse_loss 1.0 True", "last batch"),
+        "dropped",
+        *("flush", "close"),
+    ]
+
+
+def test_one_that_is_not_on_is_not_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Idle(Witness):
+        def begin(self, training: Training, optimizers: Optimizers) -> None:
+            super().begin(training, optimizers)
+            self.on = False
+
+    calls: list[str] = []
+    monkeypatch.setattr(Witness, "calls", calls)
+    monkeypatch.setattr(probe_list, "PROBES", (Idle,))
+    with captured(tmp_path):
+        step = loop()
+        for number in range(5):
+            step(number)
+    assert calls == ["begin", "close"]
+
+
+def test_by_default_no_batch_and_no_step_is_read_for_nothing(tmp_path: Path) -> None:
+    with captured(tmp_path) as hooks:
+        step = loop()
+        for number in range(40):
+            step(number)
+        assert hooks.capture is not None
+        probes = hooks.capture.probes
+        assert probes.on_batch == probes.on_evaluation_batch == probes.on_last_batch == ()
+        assert probes.next_read == NEVER

@@ -20,7 +20,7 @@ def test_one_step_with_two_micro_batches() -> None:
     phases.step_ends(0.0)
     taken(phases)
     for at in (1.0, 11.0):
-        phases.batch(at, at + 2)  # waits 2 s
+        phases.loaded(at, at + 2)  # waits 2 s
         phases.backward_begins(at + 5)  # forward 3 s
         phases.backward_ends(at + 9)  # backward 4 s
     phases.step_begins(21.5)  # clipping before it
@@ -67,7 +67,7 @@ def test_steps_in_the_middle_of_a_backward_call() -> None:
 def test_steps_of_two_optimizers_are_added() -> None:
     phases = StepPhases()
     for at in (0.0, 10.0):
-        phases.batch(at, at + 1)
+        phases.loaded(at, at + 1)
         phases.backward_begins(at + 2)
         phases.backward_ends(at + 4)
         phases.step_begins(at + 4)
@@ -95,7 +95,7 @@ def test_an_evaluation_is_marked_once_and_its_checkpoint_is_none_of_it() -> None
     phases.evaluated(1.05, 4.0)
     phases.evaluated(4.0, 9.0)
     phases.wrote(10.0, 12.0)
-    phases.batch(13.0, 13.5)
+    phases.loaded(13.0, 13.5)
     phases.backward_begins(14.5)
     phases.backward_ends(15.5)
     found = taken(phases)
@@ -130,13 +130,13 @@ def test_what_the_user_calls_an_evaluation_is_one() -> None:
     found = taken(phases)
     assert (found["evaluation_s"], said) == (7.0, [])
     phases.evaluated(9.0, 10.0)
-    phases.close()
+    phases.end_evaluation()
     assert said == ["begin", "end"]
     # Somebody else marks this one: its end is not said, either.
     marks[0] = False
     phases.evaluated(11.0, 12.0)
     phases.evaluated(12.0, 13.0)
-    phases.close()
+    phases.end_evaluation()
     assert said == ["begin", "end", "begin"]
 
 
@@ -177,7 +177,7 @@ def test_a_gpus_own_time_is_read_when_it_has_come_by() -> None:
     assert phases.device is not None
     for micro in range(2):
         clock.last_ms += 5  # something between the batches
-        phases.batch(0, 0)
+        phases.loaded(0, 0)
         clock.last_ms += 20
         phases.backward_begins(0)
         clock.last_ms += 40 + micro

@@ -20,20 +20,20 @@ from support.stops import StopSigner
 from support.waiting import wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import BusUnavailable, Partition, Record
-from tocsin.emitter.api import Run
 from tocsin.emitter.hooks import on_import
 from tocsin.emitter.process.isolation import Isolation
+from tocsin.emitter.run import Run
 from tocsin.emitter.send.encoding import Address
 from tocsin.emitter.send.sender import Sender
-from tocsin.emitter.stop import exit_points, listener, rank_agreement
-from tocsin.emitter.stop.exit_points import StopTraining
+from tocsin.emitter.stop import exit_points, listener, side_group
+from tocsin.emitter.stop.exception import StopTraining
 from tocsin.emitter.stop.verification import Facts, SignedCommand, Verdict
 from tocsin.emitter.training.session import Session
 from tocsin.emitter.training.user_arrays import as_array
 from tocsin.schemas.records.events import Data
 from tocsin.schemas.records.frames import Speaker
 from tocsin.schemas.records.runs import Heartbeat, RunEnded
-from tocsin.schemas.records.stops import StopRequested
+from tocsin.schemas.records.stops.commands import StopRequested
 from tocsin.schemas.signing import TrustedKeys
 from tocsin.schemas.topics import Topics
 
@@ -125,7 +125,7 @@ def test_what_fails_before_a_wrapped_call_does_not_keep_it_from_being_made() -> 
     def fail() -> None:
         raise OSError("planted")
 
-    assert rank_agreement._before(lambda: "made", fail)() == "made"
+    assert side_group._before(lambda: "made", fail)() == "made"
 
 
 def test_waiting_for_torch_passes_over_finders_of_the_old_kind(

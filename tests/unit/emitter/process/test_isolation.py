@@ -124,7 +124,7 @@ def test_what_could_not_be_reported_is_reported_later() -> None:
     assert said == []
     isolation.run("two", failing(OSError("planted")))
     assert [probe for probe, _ in said] == ["one", "two"]
-    isolation.say_what_is_off()
+    isolation.report_off()
     assert len(said) == 2
 
 

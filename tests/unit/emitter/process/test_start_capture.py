@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tocsin.emitter import start
-from tocsin.emitter.api import Run
 from tocsin.emitter.integrations.callbacks import Framework, Options
 from tocsin.emitter.plan.collections import NEVER, Schedule
 from tocsin.emitter.plan.settings import CaptureSettings, lay_over
+from tocsin.emitter.run import Run
 from tocsin.emitter.training.context import current
 from tocsin.emitter.training.session import Session
 from tocsin.schemas.errors import ConfigurationError

@@ -12,7 +12,7 @@ from support.waiting import until
 from tocsin.bus.port import BusError, BusUnavailable, Outgoing, UnusableBus
 from tocsin.emitter.send.publisher import Publisher
 from tocsin.schemas.records.frames import Speaker, SystemFrame
-from tocsin.schemas.records.stops import StopAcknowledged
+from tocsin.schemas.records.stops.commands import StopAcknowledged
 from tocsin.schemas.records.wire import read_meta
 from tocsin.schemas.topics import Topics
 

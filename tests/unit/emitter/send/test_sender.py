@@ -28,7 +28,12 @@ from tocsin.schemas.records.frames import (
     SystemFrame,
     TensorFrame,
 )
-from tocsin.schemas.records.runs import CaptureDegraded, Heartbeat, PhaseMark, RunEnded
+from tocsin.schemas.records.runs import (
+    CaptureDegraded,
+    Heartbeat,
+    PhaseMark,
+    RunEnded,
+)
 from tocsin.schemas.topics import Topics
 
 SPEAKER = Speaker(run_id="r1", incarnation="i1")

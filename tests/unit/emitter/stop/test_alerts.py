@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tocsin.emitter.capture.surroundings import Around
+from tocsin.emitter.capture.surroundings import Surroundings
+from tocsin.emitter.model.optimizers import Optimizers
 from tocsin.emitter.plan.settings import CaptureSettings
 from tocsin.emitter.probes.evaluation_losses import At, EvaluationLosses
 from tocsin.emitter.probes.loss_scaler import SAY_EVERY, LossScaler
@@ -33,10 +34,11 @@ def scaler(training: Training) -> None:
 
 def other_optimizer(training: Training) -> None:
     model = torch.nn.Linear(2, 1)
-    around = Around(Isolation())
+    around = Surroundings(Isolation())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     around.others.made_step(optimizer, [math.nan], lambda: [model], norm=False)
-    around.stepped(training, 3, 0)
+    training.step_at_us = 0
+    around.probes.stepped(training, 3)
 
 
 def named_loss(training: Training) -> None:
@@ -46,7 +48,9 @@ def named_loss(training: Training) -> None:
 
 
 def evaluation(training: Training) -> None:
-    EvaluationLosses(training)._send(At(3, "eval", due=False), math.nan)
+    losses = EvaluationLosses()
+    losses.begin(training, object.__new__(Optimizers))
+    losses._send(At(3, "eval", due=False), math.nan)
 
 
 @pytest.mark.parametrize("send", [skipped, scaler, other_optimizer, named_loss, evaluation])

@@ -12,12 +12,13 @@ import pytest
 from support.stops import StopSigner
 from support.waiting import wait_until
 from tocsin.emitter.stop import datagrams, exit_points, saving
-from tocsin.emitter.stop.exit_points import Rank, StopTraining
+from tocsin.emitter.stop.exception import StopTraining, take_over
+from tocsin.emitter.stop.rank import Rank
 from tocsin.emitter.stop.rank_agreement import Agreement
+from tocsin.schemas.records.checkpoints import Checkpoint
 from tocsin.schemas.records.events import Data
 from tocsin.schemas.records.frames import Speaker
-from tocsin.schemas.records.runs import Checkpoint
-from tocsin.schemas.records.stops import StopCheckpoint, StopLeft
+from tocsin.schemas.records.stops.commands import StopCheckpoint, StopLeft
 
 GOOD = Checkpoint(path="/c/9.pt", step=9, verified=True)
 
@@ -145,14 +146,14 @@ def test_a_framework_that_ends_its_loop_saves_by_itself(place: Place) -> None:
     for path, decision in (("", "not_saved"), ("/c/step-13", "saved")):
         place.said.clear()
         rank = place.started()
-        exit_points.take_over(take)
+        take_over(take)
         rank.hear(place.signer.sign(place.signer.command("r1", "i1", checkpoint="save")))
         exit_points.check("optimizer_step", 12)
         saving.writes.begin()
         saving.writes.end(path)
         with pytest.raises(StopTraining):
             exit_points.leave()
-        exit_points.take_over(None)
+        take_over(None)
         (decided,) = [one for one in place.said if isinstance(one, StopCheckpoint)]
         assert decided.decision == decision
     assert asked == [True, True]
@@ -182,6 +183,27 @@ class Ranks:
             def abandon(self) -> None: ...
 
         return Done()
+
+
+def test_a_command_that_comes_while_a_rank_leaves_before_an_update_confirms_that(
+    place: Place,
+) -> None:
+    rank = place.started()
+
+    def save() -> str:
+        rank.hear(place.signer.sign(place.signer.command("r1", "i1", checkpoint="save")))
+        return "/c/12.pt"
+
+    saving.on_stop(save)
+    with pytest.raises(StopTraining):
+        rank.leave_before_update("a gradient is not finite", 12, "save")
+    decided, left = place.said[-2:]
+    assert isinstance(decided, StopCheckpoint)
+    assert decided.checkpoint == Checkpoint(path="/c/12.pt", step=12, finite=True)
+    assert isinstance(left, StopLeft)
+    assert (left.edge, left.step) == ("before_update", 12)
+    rank.await_command()  # at once
+    assert [type(one) for one in place.said].count(StopLeft) == 1
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tocsin.runtime.service import Attachment, Tick
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.configuration.sections import DefaultsConfig, RuleEntry
 from tocsin.schemas.records.events import Event
-from tocsin.schemas.records.stops import LookCloser
+from tocsin.schemas.records.stops.commands import LookCloser
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics
 from tocsin.stream_rules.service import build_rules_service
@@ -78,7 +78,7 @@ def test_a_warning_brings_rows_of_each_step_for_fifty_steps(
         issue, look = warnings_of(tmp_path)
         members = Members(training.speaker.incarnation, process_lives)
         for message in launcher.drain():
-            members.heard(message)
+            members.receive(message)
         hands: object = _NoHands()
         looks = CloserLooks("r1", members)
         listener = Listener(Topics(), "r1", hands, looks=looks)  # type: ignore[arg-type]  # none

@@ -20,7 +20,7 @@ from tocsin.emitter.stop.listener import Listener, ThreadListener
 from tocsin.emitter.stop.processes import Members
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.frames import Speaker
-from tocsin.schemas.records.stops import LookCloser
+from tocsin.schemas.records.stops.commands import LookCloser
 from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import Topics, issue_partition
 
@@ -41,7 +41,7 @@ def request(**changes: object) -> LookCloser:
 
 
 def outgoing(asked: LookCloser) -> Outgoing:
-    event: Event[Data] = Event.of(asked, id=asked.issue_id, source="/rules", time_ms=NOW_MS)
+    event: Event[Data] = Event.wrap(asked, id=asked.issue_id, source="/rules", time_ms=NOW_MS)
     return Outgoing(PLACE, asked.key.encode(), event.encode(), meta_of(event).headers())
 
 
@@ -71,7 +71,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
         "kind": "hello", "role": "trainer", "pid": os.getpid(), "rank": 0, "world_size": 1,
         "incarnation": "i1", "socket": str(rank.path),
     }  # fmt: skip
-    members.heard(hello)
+    members.receive(hello)
     yield Node(rank, CloserLooks("r1", members, now_ms=lambda: clock[0]), clock)
     rank.close()
 

@@ -7,21 +7,30 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import cast
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from support.stops import StopSigner
 from support.waiting import wait_until
-from tocsin.emitter.stop import datagrams, exit_points
-from tocsin.emitter.stop.exit_points import Rank, StopTraining
-from tocsin.emitter.stop.rank_agreement import Agreement, GlooCollective
+from tocsin.emitter.stop import (
+    datagrams,
+    departure,
+    exit_points,
+    rank_agreement,
+    side_group,
+)
+from tocsin.emitter.stop import rank as rank_module
+from tocsin.emitter.stop.exception import StopTraining, take_over
+from tocsin.emitter.stop.rank import Rank
+from tocsin.emitter.stop.rank_agreement import Agreement
+from tocsin.emitter.stop.side_group import GlooCollective
 from tocsin.schemas.records.events import Data
 from tocsin.schemas.records.frames import Speaker
 from tocsin.schemas.records.runs import CaptureDegraded
-from tocsin.schemas.records.stops import StopAcknowledged, StopLeft, StopRefused
+from tocsin.schemas.records.stops.commands import StopAcknowledged, StopLeft, StopRefused
 
 SPEAKER = Speaker(run_id="r1", incarnation="i1")
 
@@ -105,7 +114,7 @@ def test_a_verified_stop_is_raised_at_the_next_edge(place: Place) -> None:
     assert isinstance(left, StopLeft)
     assert (left.step, left.edge, left.issue_id) == (8, "scaler_update", "issue-1")
     assert place.heard("left")["step"] == 8
-    assert place.flushed == [exit_points.FLUSH_S]
+    assert place.flushed == [departure.FLUSH_S]
 
 
 def test_a_loop_that_swallows_the_stop_is_left_at_the_next_edge_again(place: Place) -> None:
@@ -126,9 +135,9 @@ def taken() -> Iterator[list[StopTraining]]:
         stops.append(stop)
         return True
 
-    exit_points.take_over(take)
+    take_over(take)
     yield stops
-    exit_points.take_over(None)
+    take_over(None)
 
 
 def test_a_framework_that_ends_its_loop_is_left_behind_it(
@@ -168,7 +177,7 @@ def test_an_evaluation_that_lasts_is_left(
     rank = start(place)
     rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
     exit_points.check("optimizer_step", 4)
-    monkeypatch.setattr(exit_points, "TAKEN_S", 0.0)
+    monkeypatch.setattr(rank_module, "TAKEN_S", 0.0)
     with pytest.raises(StopTraining):
         exit_points.check("evaluation", 4)
     assert len(taken) == 1
@@ -179,13 +188,13 @@ def test_a_framework_that_does_not_take_it_is_left_at_once(
     place: Place, answer: Callable[[StopTraining], bool]
 ) -> None:
     rank = start(place)
-    exit_points.take_over(answer)
+    take_over(answer)
     rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
     try:
         with pytest.raises(StopTraining):
             exit_points.check("optimizer_step", 4)
     finally:
-        exit_points.take_over(None)
+        take_over(None)
 
 
 @pytest.mark.parametrize(
@@ -318,6 +327,17 @@ def test_ranks_leave_one_edge_after_the_round_that_said_so(place: Place) -> None
     rank.close()
 
 
+def test_short_steps_have_rounds_further_apart_that_are_taken_two_edges_later() -> None:
+    peers = Peers(answers=lambda known, _interval: (known, 4))
+    agreement = Agreement(peers, clock=Ticking(1.0))
+    assert not any(agreement.at_edge(False) for _ in range(6))
+    # Begun at the edges 0 and 4: the second is taken at the edge 6, and not at 5.
+    assert len(peers.rounds) == 2
+    peers.ready = False
+    assert not agreement.at_edge(False)
+    assert agreement.broken == "the ranks do not step alike"
+
+
 def test_after_a_bad_loss_there_is_a_round_at_each_edge_for_a_while() -> None:
     peers = Peers()
     agreement = Agreement(peers, clock=Ticking(0.001))
@@ -400,6 +420,86 @@ def test_ranks_that_do_not_step_alike_leave_at_their_own_edges(place: Place) -> 
     rank.close()
 
 
+@dataclass
+class Wire:
+    """One group of two ranks: the n-th thing of the one is taken together with the n-th of the
+    other, whatever these are."""
+
+    begun: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: {0: [], 1: []})
+
+    def of(self, rank: int) -> Member:
+        return Member(self, rank)
+
+
+@dataclass
+class Member:
+    wire: Wire
+    rank: int
+
+    def start(self, known: int, interval: int) -> Pair:
+        mine = self.wire.begun[self.rank]
+        mine.append((known, interval))
+        return Pair(self.wire, len(mine) - 1)
+
+
+@dataclass
+class Pair:
+    wire: Wire
+    number: int
+
+    def done(self) -> bool:
+        return all(len(begun) > self.number for begun in self.wire.begun.values())
+
+    def result(self) -> tuple[int, int]:
+        first, second = (begun[self.number] for begun in self.wire.begun.values())
+        return max(first[0], second[0]), max(first[1], second[1])
+
+    def abandon(self) -> None: ...
+
+
+def voters() -> tuple[Wire, Agreement, Agreement]:
+    wire = Wire()
+    first, second = (
+        Agreement(wire.of(rank), votes=wire.of(rank), clock=Ticking(1.0)) for rank in (0, 1)
+    )
+    return wire, first, second
+
+
+def test_a_late_rank_does_not_take_a_round_for_a_vote() -> None:
+    """It would leave alone: the other one has given the vote up, and made its update."""
+    wire, first, late = voters()
+    assert first.vote(1) is None
+    first.at_edge(False)
+    assert late.vote(0) == 1
+    assert late.vote(0) is None
+    assert wire.begun[0] == [(1, 0)]
+    for agreement in (first, late):
+        assert agreement.broken == "the ranks do not make the same updates"
+        assert not agreement.at_edge(False)
+        assert agreement.unpaired
+
+
+def test_a_vote_that_meets_a_round_is_none() -> None:
+    _, first, second = voters()
+    second.at_edge(False)
+    assert first.vote(0) is None
+    assert first.unpaired
+
+
+def test_the_next_training_does_not_use_a_group_whose_ranks_did_not_do_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wire = Wire()
+    monkeypatch.setattr(side_group, "_agreement", None)
+    monkeypatch.setattr(side_group, "_collective", wire.of(0))
+    monkeypatch.setattr(side_group, "_votes", wire.of(0))
+    monkeypatch.setattr(rank_agreement, "HEARD_PATIENCE_S", 0.0)
+    assert side_group.current() is not None
+    assert (agreement := side_group.current()) is not None
+    assert agreement.vote(1) is None
+    assert side_group.current() is None
+
+
 def test_a_rank_that_heard_does_not_wait_for_ever(place: Place) -> None:
     peers = Peers(ready=False)
     rank = rank_with(place, Agreement(peers, clock=Ticking(1.0)))
@@ -441,15 +541,12 @@ def test_a_round_that_was_given_up_keeps_its_tensor_for_itself() -> None:
         def is_completed(self) -> bool:
             return False
 
-    def all_reduce(numbers: torch.Tensor, **options: object) -> Late:
-        under_way.append(numbers)
-        return Late()
+    class Group:
+        def allreduce(self, tensors: list[torch.Tensor], options: object) -> Late:
+            under_way.append(tensors[0])
+            return Late()
 
-    module = cast(
-        ModuleType,
-        SimpleNamespace(ReduceOp=SimpleNamespace(MAX="max"), all_reduce=all_reduce),
-    )
-    collective = GlooCollective(module, None)
+    collective = GlooCollective(dist, cast(dist.ProcessGroup, Group()))
     first = Agreement(collective, clock=Ticking(0.3))
     first.at_edge(False)
     first.close()
@@ -478,7 +575,7 @@ def test_an_evaluation_batch_is_no_edge_of_a_group_at_first(
     rank = rank_with(place, Agreement(Peers()))
     rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
     rank.at_edge("evaluation", 5)
-    monkeypatch.setattr(exit_points, "EVALUATION_S", 0.0)
+    monkeypatch.setattr(rank_module, "EVALUATION_S", 0.0)
     with pytest.raises(StopTraining):
         rank.at_edge("evaluation", 5)
     rank.close()

@@ -32,7 +32,7 @@ from tocsin.emitter.stop.verification import (
 )
 from tocsin.schemas.records.events import Data
 from tocsin.schemas.records.frames import Speaker
-from tocsin.schemas.records.stops import StopAcknowledged, StopRefused, StopRequested
+from tocsin.schemas.records.stops.commands import StopAcknowledged, StopRefused, StopRequested
 from tocsin.schemas.signing import SigningKey, TrustedKeys
 from tocsin.schemas.topics import Topics
 
@@ -163,8 +163,8 @@ def test_a_command_survives_the_datagram(signer: StopSigner) -> None:
     signed = signer.sign(signer.command("r1", "i1"))
     raw = datagrams.decode(datagrams.encode(signed.message()))
     assert raw is not None
-    assert SignedCommand.of(raw) == signed
-    assert SignedCommand.of({"kind": "stop", "key": "not base64!"}) is None
+    assert SignedCommand.from_message(raw) == signed
+    assert SignedCommand.from_message({"kind": "stop", "key": "not base64!"}) is None
 
 
 def test_keys_come_from_the_environment_then_the_plan_then_the_home(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_the_listener_in_a_thread_hands_the_signed_bytes_to_the_ranks(
     assert obeyed.wait(5)
     message = rank.receive()
     assert message is not None
-    assert SignedCommand.of(message) == signed
+    assert SignedCommand.from_message(message) == signed
     assert datagrams.send(listener.socket, {"kind": "left", "pid": os.getpid(), "step": 3})
     assert left.wait(5)
     listener.close()
@@ -359,3 +359,40 @@ def test_the_listener_in_a_thread_hands_the_signed_bytes_to_the_ranks(
     joined = [data.command_id for data in said if isinstance(data, StopAcknowledged)]
     assert joined == [second.command_id]
     assert not listener.socket.exists()
+
+
+def test_without_a_launcher_its_stand_in_answers_who_asks_to_leave(
+    tmp_path: Path, signer: StopSigner
+) -> None:
+    signer.key.write(tmp_path / "keys" / "actions.key")
+    environ = {
+        "TOCSIN_STOP_KEYS": str(tmp_path / "keys"),
+        "TOCSIN_BEFORE_UPDATE": "skip",
+    }
+    rank = datagrams.Endpoint(tmp_path / "rank.sock")
+    who: datagrams.Message = {"pid": os.getpid(), "rank": 0, "incarnation": "i1"}
+
+    def answers(**more: str) -> bool:
+        here = ThreadListener(
+            lambda: EmbeddedBus(tmp_path / "bus.db"),
+            Topics(),
+            Speaker(run_id="r1", incarnation="i1"),
+            lambda data: None,
+            datagrams.Endpoint(tmp_path / "launcher.sock"),
+            environ={**environ, **more},
+        )
+        here.listener.ready.set()
+        hello = {**who, "kind": "hello", "role": "trainer", "socket": str(rank.path)}
+        for message in (hello, {**who, "kind": "may_leave", "step": 4}):
+            datagrams.send(here.socket, message)
+        here._hellos()
+        here.close()
+        (answer,) = rank.drain()
+        assert answer["kind"] == "may_leave"
+        return answer["on"] is True
+
+    assert answers()
+    assert not answers(TOCSIN_BEFORE_UPDATE="")
+    assert not answers(TOCSIN_STOP="off")
+    assert not answers(TOCSIN_STOP_KEYS=str(tmp_path / "none"))
+    rank.close()

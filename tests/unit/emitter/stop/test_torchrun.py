@@ -13,7 +13,7 @@ from support.stops import StopSigner, outgoing
 from support.telemetry import said, wait_for
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.schemas.records.runs import CaptureDegraded, RunStarted
-from tocsin.schemas.records.stops import StopAcknowledged, StopLeft, StopRequested
+from tocsin.schemas.records.stops.commands import StopAcknowledged, StopLeft, StopRequested
 
 RANKS = str(TESTS / "support" / "ranks.py")
 

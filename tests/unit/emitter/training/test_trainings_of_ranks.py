@@ -13,13 +13,15 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def make(optimizers: Optimizers, optimizer: torch.optim.Optimizer, steps: int) -> list[bool | None]:
+def make(
+    optimizers: Optimizers, optimizer: torch.optim.Optimizer, steps: int, *, left: bool = False
+) -> list[bool | None]:
     """Of each step whether it counts; None last, where it is the first of another training."""
     found: list[bool | None] = []
     for _ in range(steps):
-        if optimizers.is_over(optimizer):
+        if optimizers.is_over(optimizer, left=left):
             return [*found, None]
-        found.append(optimizers.counts(optimizer, optimizers.of(optimizer)))
+        found.append(optimizers.counts(optimizer, optimizers.watched(optimizer)))
     return found
 
 
@@ -75,3 +77,15 @@ def test_an_optimizer_over_the_same_parameters_follows_after_as_many_steps(*, fr
     found = make(optimizers, optimizer_of(model), 5)
     assert found == [False] * ALONE_PATIENCE + [True] * (5 - ALONE_PATIENCE)
     del kept
+
+
+@pytest.mark.parametrize("steps", [1, 30])
+def test_after_a_stop_the_next_training_begins_with_its_first_step(steps: int) -> None:
+    model, other = nn.Linear(3, 1), nn.Linear(3, 1)
+    first, second = optimizer_of(model), optimizer_of(model)
+    optimizers = Optimizers(first, preferred=first)
+    optimizers.is_one_of_ranks = True
+    make(optimizers, first, steps)
+    assert make(optimizers, first, 2, left=True) == [True, True], "the loop goes on all the same"
+    assert None not in make(optimizers, second, 1, left=True), "it has parameters of this one"
+    assert make(optimizers, optimizer_of(other), 1, left=True) == [None]

@@ -14,8 +14,8 @@ import torch
 
 from support.captured import environment, said
 from support.watched import records
-from tocsin.emitter.api import Run
 from tocsin.emitter.process.isolation import Isolation
+from tocsin.emitter.run import Run
 from tocsin.emitter.statistics.arrays import CHUNK
 from tocsin.emitter.statistics.quantiles import ROW_COLUMNS
 from tocsin.emitter.training.session import Session

@@ -16,7 +16,8 @@ from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.emitter.plan.collections import NEVER, Schedule
 from tocsin.emitter.plan.settings import CaptureSettings, capture_settings
 from tocsin.schemas.configuration.capture import CaptureConfig, CollectionConfig, capture_config
-from tocsin.schemas.configuration.file import Config, check_config, config_json_schema
+from tocsin.schemas.configuration.file import Config, check_config
+from tocsin.schemas.configuration.file_schema import config_json_schema
 from tocsin.schemas.configuration.values import format_percent, parse_percent
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.collections import KINDS, Kind, columns_of

@@ -22,9 +22,9 @@ from tocsin.schemas.configuration.file import (
     DuplicateSection,
     SectionRegistry,
     check_config,
-    config_json_schema,
     load_config,
 )
+from tocsin.schemas.configuration.file_schema import config_json_schema
 from tocsin.schemas.configuration.problems import ConfigProblems, PlacedProblem, Problem
 from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry, StopOptions
 from tocsin.schemas.configuration.settings import (

@@ -37,13 +37,12 @@ def test_anything_else_is_refused(value: object) -> None:
         parse_public_url(value)
 
 
-def test_a_wrong_one_is_a_problem_of_the_file() -> None:
-    config, problems = check_config(
-        "version: 1\npublic_url: http://ml.example.com\n", "tocsin.yaml"
-    )
+@pytest.mark.parametrize("key", ["public_url", "page_url"])
+def test_a_wrong_one_is_a_problem_of_the_file(key: str) -> None:
+    config, problems = check_config(f"version: 1\n{key}: http://ml.example.com\n", "tocsin.yaml")
     assert config is None
     (problem,) = problems
-    assert (problem.line, problem.column) == (2, 13)
+    assert (problem.line, problem.column) == (2, len(key) + 3)
     assert problem.message == "expected https: who reads a link on its way can answer with it"
 
 

@@ -56,7 +56,7 @@ def loaded(path: Path) -> LoadedConfig:
 
 def problems(**files: str) -> list[str]:
     texts = {f"{name}.yaml": text for name, text in files.items()}
-    _, found = check_sources(Sources.of(texts), SectionRegistry(ReceiverKinds()))
+    _, found = check_sources(Sources.from_texts(texts), SectionRegistry(ReceiverKinds()))
     return [f"{one.source}:{one.line}:{one.column}: {one.message}" for one in found]
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from cloudevents.core.bindings.common import get_event_factory_for_version
 from cloudevents.core.formats.json import JSONFormat
 
-import tocsin.schemas.records.wire  # noqa: F401  (importing it registers all event types)
 from tocsin.schemas.records.events import EVENT_TYPES
 
 GOLDEN = Path(__file__).parents[3] / "golden"
@@ -36,3 +37,12 @@ def test_the_library_reads_each_golden_event(event_type: str) -> None:
         "subject",
         "datacontenttype",
     }, "our fields stand only inside data"
+
+
+def test_a_type_that_nothing_imported_makes_use_of_is_read() -> None:
+    code = (
+        "from tocsin.schemas.records.events import EVENT_TYPES\n"
+        "print(EVENT_TYPES.model('tocsin.run.loss_inputs').__name__)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "LossInputsSeen\n"

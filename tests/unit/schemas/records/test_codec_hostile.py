@@ -88,7 +88,7 @@ SNAPSHOT = Snapshot(
     next_offset=5,
     payload=b"state",
 )
-ISSUE = Event.of(
+ISSUE = Event.wrap(
     IssueFiring(
         run_id="gpt-1",
         incarnation="i-1",

@@ -157,7 +157,7 @@ issues = st.builds(
     ),
 )
 events = st.builds(
-    Event.of,
+    Event.wrap,
     started | heartbeats | issues,
     id=st.text("abc/0", min_size=1),
     source=st.just("/runs/x"),
@@ -252,7 +252,7 @@ def test_clipped_text_always_encodes(text: str, limit: int) -> None:
 
 
 def test_a_path_that_is_not_utf8_is_carried_readably() -> None:
-    event = Event.of(
+    event = Event.wrap(
         RunStarted(run_id="r", incarnation="i", job_id="j", folder="/home/\udcffana"),
         id="b/0",
         source="/runs/r",

@@ -14,6 +14,12 @@ import numpy as np
 import pytest
 
 from tocsin.schemas.errors import SignatureError
+from tocsin.schemas.records.checkpoints import (
+    Checkpoint,
+    CheckpointPinned,
+    CheckpointRead,
+    CheckpointWritten,
+)
 from tocsin.schemas.records.configurations import ConfigurationRefused
 from tocsin.schemas.records.dead_letters import DeadLetter
 from tocsin.schemas.records.deliveries import Attempt, Delivery
@@ -41,27 +47,22 @@ from tocsin.schemas.records.program_facts import (
     OptimizersSeen,
     TrainingPlanned,
 )
+from tocsin.schemas.records.quarantines import RuleReleased
+from tocsin.schemas.records.run_view import RankView, RunView, StopView
 from tocsin.schemas.records.runs import (
     CaptureDegraded,
     CaptureFigures,
-    Checkpoint,
-    CheckpointPinned,
-    CheckpointRead,
-    CheckpointWritten,
     DataLoaderSeen,
     Group,
     Heartbeat,
     PhaseMark,
-    RankView,
     RunEnded,
     RunStarted,
-    RunView,
-    StopView,
 )
+from tocsin.schemas.records.saved_tensors import SavedTensor, TensorsSaved
 from tocsin.schemas.records.silences import SilenceSet
 from tocsin.schemas.records.snapshots import Snapshot
-from tocsin.schemas.records.stop_control import StopAnswered, StopsSwitched
-from tocsin.schemas.records.stops import (
+from tocsin.schemas.records.stops.commands import (
     LookCloser,
     SignedDatagram,
     StopAcknowledged,
@@ -73,6 +74,7 @@ from tocsin.schemas.records.stops import (
     StopRefused,
     StopRequested,
 )
+from tocsin.schemas.records.stops.control import StopAnswered, StopsSwitched
 from tocsin.schemas.records.wire import Meta, decode, read_meta
 from tocsin.schemas.signing import Signature, TrustedKeys
 
@@ -164,6 +166,22 @@ EVENTS: dict[str, Data] = {
         last_step=1203,
         duration_s=412.5,
         capture=FIGURES,
+    ),
+    "tocsin.run.tensors_saved-v1": TensorsSaved(
+        run_id=RUN,
+        incarnation=INCARNATION,
+        rank=1,
+        world_size=2,
+        collection="gradients",
+        step=1200,
+        uri="file:///data/store/run=gpt/tensors/gradients-step1200-rank1.safetensors",
+        path="run=gpt/tensors/gradients-step1200-rank1.safetensors",
+        size_bytes=4112,
+        tensors=(
+            SavedTensor(
+                name="blocks.0.mlp.weight", shape=(32, 32), dtype="float32", sha256="0a" * 32
+            ),
+        ),
     ),
     "tocsin.run.heartbeat-v1": Heartbeat(
         run_id=RUN,
@@ -356,6 +374,15 @@ EVENTS: dict[str, Data] = {
         by="ana@node-1",
         why="a known spike",
         at_ms=1795258012300,
+    ),
+    "tocsin.rule.released-v1": RuleReleased(
+        release_id="5b0e6a2c-2d5e-4c0e-9a57-1f6f0a4b7c11",
+        run_id=RUN,
+        incarnation=INCARNATION,
+        rule="loss_spike",
+        by="ana@node-1",
+        at_ms=1795258072300,
+        why="größe: the workers have the fix",
     ),
     "tocsin.silence.set-v1": SilenceSet(
         silence_id="5b0e6a2c-2d5e-4c0e-9a57-1f6f0a4b7c11",

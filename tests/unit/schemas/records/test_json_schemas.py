@@ -64,7 +64,7 @@ def test_each_event_type_has_an_example_that_holds(event_type: str) -> None:
     model = EVENT_TYPES.model(event_type)
     (example,) = examples_of(model)
 
-    event = Event.of(
+    event = Event.wrap(
         model.model_validate(example), id="boot/0", source="/runs/gpt", time_ms=1795258012250
     )
 

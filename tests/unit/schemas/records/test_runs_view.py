@@ -23,9 +23,15 @@ from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.records.deliveries import Delivery, DeliveryState
 from tocsin.schemas.records.events import Data, Event
-from tocsin.schemas.records.runs import Heartbeat, RunData, RunEnded, RunStarted, StopView
+from tocsin.schemas.records.run_view import StopView
+from tocsin.schemas.records.runs import (
+    Heartbeat,
+    RunData,
+    RunEnded,
+    RunStarted,
+)
 from tocsin.schemas.records.runs_view import MAX_INCARNATIONS, RunSeen, RunsView
-from tocsin.schemas.records.stops import StopAcknowledged, StopExited, StopRequested
+from tocsin.schemas.records.stops.commands import StopAcknowledged, StopExited, StopRequested
 from tocsin.schemas.records.wire import Meta, event_data, read_event
 
 
@@ -101,6 +107,18 @@ def test_an_issue_has_its_newest_state_and_all_its_states_once() -> None:
     assert known.states("another") == []
 
 
+def test_a_delivery_that_is_final_is_not_pending_again_unless_a_person_says_so() -> None:
+    """A worker that was frozen wakes up, and writes what it was at."""
+    known = RunsView()
+    for one in (delivery(), delivery("delivered"), delivery()):
+        known.add(one)
+    (found,) = known.deliveries
+    assert found.state == "delivered"
+    known.add(delivery().model_copy(update={"redrives": 1}))
+    (found,) = known.deliveries
+    assert found.state == "pending"
+
+
 def test_issues_and_deliveries_come_in_order_of_time() -> None:
     known = RunsView()
     for when in (3, 1, 2):
@@ -114,7 +132,7 @@ def test_issues_and_deliveries_come_in_order_of_time() -> None:
 
 def test_what_is_taken_away_is_gone() -> None:
     known = RunsView()
-    event = Event.of(delivery(), id="1", source="/actions", time_ms=NOW_MS)
+    event = Event.wrap(delivery(), id="1", source="/actions", time_ms=NOW_MS)
     written = [view_record(view()), record(event, TOPICS.actions, 0, delivery().key)]
     for out in written:
         assert known.apply(read(out))

@@ -86,7 +86,7 @@ def test_each_kind_of_sick_rule_is_quarantined_and_the_others_go_on(sick: list[s
         assert [issue.first_step for issue in c.issues("mine")] == [50]
         assert c.statuses() == {"mine": "issues_found", **dict.fromkeys(sick, "error")}
         # Rules that come with tocsin have lost nothing.
-        assert c.service.committable(run.records[0].partition.number, 10**6) == 10**6
+        assert c.service.committable(run.records[0].partition, 10**6) == 10**6
         child = child_of(os.getpid())
     psutil.wait_procs([child], timeout=5)
     assert not child.is_running()
@@ -119,8 +119,7 @@ def test_the_built_in_rules_do_not_wait_for_one_that_loops() -> None:
         assert c.issues("nonfinite")
         assert took_s < 1.0
         assert not c.service.settled()
-        number = run.records[0].partition.number
-        assert c.service.committable(number, 100) < 100
+        assert c.service.committable(run.records[0].partition, 100) < 100
 
 
 def test_one_that_is_slow_is_quarantined_when_it_is_too_far_behind() -> None:

@@ -19,7 +19,7 @@ from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.configuration.file import Config, check_config
 from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition

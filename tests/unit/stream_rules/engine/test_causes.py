@@ -21,6 +21,7 @@ from tocsin.stream_rules.engine.causes import (
     SAMPLED_STEPS,
     WITHIN_MS,
     Causes,
+    cause_first,
 )
 from tocsin.stream_rules.engine.configured_rules import rule_specs
 from tocsin.stream_rules.engine.episodes import Reported
@@ -115,6 +116,17 @@ def test_a_cause_that_is_found_late_takes_over_what_was_told_with_its_consequenc
         ("exploding_gradient-12-None", root),
         ("loss_spike-13-None", root),
     }
+
+
+def test_a_consequence_says_first_what_to_fix_first() -> None:
+    causes = Causes()
+    causes.fired(made("gradients_not_cleared", 2))
+    causes.fired(made("exploding_gradient", 12))
+    (found,) = causes.fired(made("loss_spike", 13))
+    assert found.rule == "gradients_not_cleared"
+    assert cause_first("Lower the rate.", found.cause, found.rule) == (
+        "Fix gradients_not_cleared (gradient) first: this issue follows from it. Lower the rate."
+    )
 
 
 def test_the_sentence_names_the_cause_and_the_mechanism() -> None:
@@ -338,6 +350,10 @@ def test_the_engine_marks_the_consequence_and_says_why() -> None:
     assert cause.consequence_of is None
     assert effect.consequence_of == cause.issue_id
     assert cause.reason in effect.evidence.cause
+    first = f"Fix exploding_gradient ({cause.short_id}) first: this issue follows from it. "
+    remedies = {spec.name: spec.rule.meta.remedy for spec in RULES}
+    assert effect.remedy.startswith(first)
+    assert cause.remedy == remedies["exploding_gradient"]
     assert gravest([effect, cause]) == cause
 
 

@@ -7,7 +7,7 @@ import math
 from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.runtime.service import Attachment, Tick
 from tocsin.schemas.records.events import Event
-from tocsin.schemas.records.stops import LookCloser
+from tocsin.schemas.records.stops.commands import LookCloser
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition
 from tocsin.stream_rules.engine.configured_rules import rule_specs

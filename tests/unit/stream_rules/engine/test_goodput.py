@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tocsin.bus.port import Record
 from tocsin.schemas.records.goodput import PARTS, Goodput
 from tocsin.schemas.records.program_facts import TrainingPlanned
-from tocsin.schemas.records.runs import RunStarted, RunView
+from tocsin.schemas.records.run_view import RunView
+from tocsin.schemas.records.runs import RunStarted
 from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.stream_rules.engine.partitions import PartitionEngine
 from tocsin.stream_rules.engine.run_view import run_view

@@ -99,7 +99,8 @@ def unmarked(told: Iterable[Reported]) -> Iterator[str]:
     for one in told:
         if one.because is None:
             evidence = one.issue.evidence.model_copy(update={"cause": ""})
-            update = {"consequence_of": None, "evidence": evidence}
+            remedy = one.issue.remedy.rpartition(" this issue follows from it. ")[2]
+            update = {"consequence_of": None, "evidence": evidence, "remedy": remedy}
             yield one.issue.model_copy(update=update).model_dump_json()
 
 
@@ -112,18 +113,26 @@ class Worker:
     issues: list[str] = field(default_factory=list)
 
     def run(self, until: int, *, written: int | None) -> None:
-        """Restore, work up to a record, make a checkpoint; only `written` snapshots get out."""
+        """Restore, work up to a record with a checkpoint on the way, and make another one, of which
+        only `written` snapshots get out."""
         engine = PartitionEngine(specs())
         if self.saved:
             number = history()[0].partition.number
             engine.adopt(number, "made", self.saved, next_offset=self.committed)
-        for record in history()[self.committed : until]:
+        half = (self.committed + until) // 2
+        for record in history()[self.committed : half]:
             self.issues += unmarked(engine.apply(record))
+        self.save(engine, half, written=None)
+        for record in history()[half:until]:
+            self.issues += unmarked(engine.apply(record))
+        self.save(engine, until, written=written)
+
+    def save(self, engine: PartitionEngine, until: int, *, written: int | None) -> None:
         state = engine.run("made")
         if state is None:
             return
         clock_ms = max(record.append_ms for record in history()[:until])
-        snapshots = state.snapshots(next_offset=until, clock_ms=clock_ms, software="")
+        snapshots = state.snapshots(next_offset=until, clock_ms=clock_ms, software="", changed=True)
         for snapshot in snapshots[:written]:
             decoded = Snapshot.decode(snapshot.encode())
             known = self.saved.get(decoded.rule)

@@ -14,8 +14,13 @@ from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.errors import MalformedRecord, RecordError, UnknownRecord
 from tocsin.schemas.ids import issue_id
 from tocsin.schemas.records.frames import Mode
-from tocsin.schemas.records.runs import RunView
-from tocsin.schemas.records.stops import StopAcknowledged, StopExited, StopLeft, StopRefused
+from tocsin.schemas.records.run_view import RunView
+from tocsin.schemas.records.stops.commands import (
+    StopAcknowledged,
+    StopExited,
+    StopLeft,
+    StopRefused,
+)
 from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.engine.configured_rules import RuleSpec, rule_specs, specs_at_runtime
 from tocsin.stream_rules.engine.partitions import PartitionEngine, UnusableRecord
@@ -199,6 +204,20 @@ def test_the_view_follows_a_stop() -> None:
     assert (stop.state, stop.command_id, stop.issue_id) == ("exited", "c1", "i1")
     assert (stop.step, stop.how, stop.exit_code) == (9, "edge", 79)
     assert set(stop.states) == {"acknowledged", "left", "exited"}
+
+
+def test_a_stop_that_is_confirmed_late_is_not_one_of_the_next_training() -> None:
+    run = RunBuilder()
+    run.started(role="launcher")
+    run.started()
+    who: dict[str, Any] = {"run_id": "made", "incarnation": "made-1", "command_id": "c1"}
+    run.event(StopLeft(**who, step=9, edge="optimizer_step"))
+    # The script has caught it, and trains again; only then its launcher sees the training gone.
+    run.incarnation = "made-2"
+    run.started()
+    run.event(StopExited(**who, role="launcher", how="edge", exit_code=79), role="launcher")
+    view = view_of(run)
+    assert (view.incarnation, view.stop) == ("made-2", None)
 
 
 def test_a_beginning_a_stop_or_an_end_asks_for_a_checkpoint() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tocsin.runtime import metrics as names
 from tocsin.runtime.prometheus_metrics import PrometheusMetrics
 from tocsin.schemas.records.goodput import Goodput, Outlook
-from tocsin.schemas.records.runs import RunView
+from tocsin.schemas.records.run_view import RunView
 from tocsin.stream_rules.engine.run_accounts import RunAccounts
 
 
@@ -36,7 +36,7 @@ def test_the_time_of_all_runs_of_a_worker_by_part() -> None:
     metrics = PrometheusMetrics()
     accounts = RunAccounts(metrics)
     for partition, run in ((1, "a"), (1, "b"), (2, "c")):
-        accounts.take(partition, view(run))
+        accounts.apply(partition, view(run))
 
     assert productive(metrics, accounts) == 270
     accounts.drop(1, "a")
@@ -48,13 +48,13 @@ def test_the_time_of_all_runs_of_a_worker_by_part() -> None:
 def test_what_a_stop_has_saved_counts_once_for_each_incarnation() -> None:
     metrics = PrometheusMetrics()
     accounts = RunAccounts(metrics)
-    accounts.take(1, view("a", ended=True))  # it ended before this worker
+    accounts.apply(1, view("a", ended=True))  # it ended before this worker
     assert saved(metrics) == 0
-    accounts.take(1, view("b"))
+    accounts.apply(1, view("b"))
     assert saved(metrics) == 0
     for _ in range(2):
-        accounts.take(1, view("b", ended=True))
+        accounts.apply(1, view("b", ended=True))
     assert saved(metrics) == 8
-    accounts.take(1, view("b", incarnation="i2"))
-    accounts.take(1, view("b", incarnation="i2", ended=True))
+    accounts.apply(1, view("b", incarnation="i2"))
+    accounts.apply(1, view("b", incarnation="i2", ended=True))
     assert saved(metrics) == 16

@@ -20,7 +20,7 @@ from support.editable_chats import (
 )
 from support.issue_records import issue
 from support.notices import notice, state
-from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.receivers.chat.apprise_process import AppriseProcess
 from tocsin.actions.receivers.chat.editable import (

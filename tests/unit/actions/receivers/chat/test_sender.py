@@ -27,7 +27,7 @@ from support.chat_services import (
 )
 from support.issue_records import issue
 from support.notices import notice
-from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard, parse_networks
 from tocsin.actions.receivers.chat.apprise_process import AppriseProcess, Place, outcome_of
 from tocsin.actions.receivers.chat.child import Result, Task

@@ -1,4 +1,4 @@
-"""The HTML of a mail in a real browser: the plot is shown, and it fits a telephone."""
+"""The HTML of a mail in a real browser: the plot is shown, and it fits a telephone and a desk."""
 
 from __future__ import annotations
 
@@ -24,19 +24,28 @@ BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
 )
 
-_MEASURE = """<iframe id="mail" width="360" height="900" srcdoc="{page}"></iframe><script>
+WIDTHS = {"phone": 375, "desktop": 1200}
+
+_MEASURE = """{frames}<script>
 onload = () => {{
-  const mail = document.getElementById("mail").contentDocument, picture = mail.images[0];
-  document.body.textContent = JSON.stringify({{
-    heading: mail.querySelector("h1").innerText, width: mail.documentElement.scrollWidth,
-    pixels: picture.naturalWidth, shown: picture.width, scripts: mail.scripts.length,
-    bold: mail.querySelectorAll("b").length,
-    background: getComputedStyle(mail.body).backgroundColor,
-    text: getComputedStyle(mail.querySelector(".value")).color,
-    stacked: getComputedStyle(mail.querySelector(".label")).display,
-  }});
+  const found = {{}};
+  for (const frame of document.querySelectorAll("iframe")) {{
+    const mail = frame.contentDocument, picture = mail.images[0];
+    found[frame.id] = {{
+      heading: mail.querySelector("h1").innerText, width: mail.documentElement.scrollWidth,
+      pixels: picture.naturalWidth, shown: picture.width, scripts: mail.scripts.length,
+      bold: mail.querySelectorAll("b").length,
+      background: getComputedStyle(mail.body).backgroundColor,
+      text: getComputedStyle(mail.querySelector(".value")).color,
+      label: getComputedStyle(mail.querySelector(".label")).display,
+    }};
+  }}
+  document.body.textContent = JSON.stringify(found);
 }}
 </script>"""
+_FRAME = (
+    '<iframe id="{name}" width="{width}" height="900" frameborder="0" srcdoc="{page}"></iframe>'
+)
 
 
 def test_what_a_run_wrote_is_text_and_never_a_template() -> None:
@@ -74,7 +83,9 @@ def test_a_browser_shows_the_mail_with_its_plot(
     assert drawing is not None
     picture = "data:image/png;base64," + base64.b64encode(render(drawing)).decode()
     page = tmp_path / "page.html"
-    page.write_text(_MEASURE.format(page=html.escape(html_of(message, picture))))
+    mail = html.escape(html_of(message, picture))
+    frames = [_FRAME.format(name=name, width=width, page=mail) for name, width in WIDTHS.items()]
+    page.write_text(_MEASURE.format(frames="".join(frames)))
     shown = subprocess.run(
         [
             BROWSER, *dark, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
@@ -88,11 +99,14 @@ def test_a_browser_shows_the_mail_with_its_plot(
     )  # fmt: skip
     body = re.search(r"<body>(\{.*\})</body>", shown.stdout, re.DOTALL)
     assert body is not None, shown.stdout + shown.stderr
-    found: dict[str, Any] = json.loads(html.unescape(body[1]))
-    assert "<b>bold</b>" in found["heading"], "text of a run is text"
-    assert (found["scripts"], found["bold"]) == (0, 0)
-    assert found["pixels"] >= 600
-    assert 200 < found["shown"] <= 360
-    assert found["width"] <= 360, "nothing has to be scrolled sideways"
-    assert found["stacked"] == "block", "a label is above its value, where there is no room"
-    assert (found["background"], found["text"]) == colours
+    measured: dict[str, dict[str, Any]] = json.loads(html.unescape(body[1]))
+    for name, width in WIDTHS.items():
+        found = measured[name]
+        assert "<b>bold</b>" in found["heading"], "text of a run is text"
+        assert (found["scripts"], found["bold"]) == (0, 0)
+        assert found["pixels"] >= 600
+        assert 200 < found["shown"] <= width
+        assert found["width"] <= width, "nothing has to be scrolled sideways"
+        assert (found["background"], found["text"]) == colours
+    assert measured["phone"]["label"] == "block", "above its value, where there is no room"
+    assert measured["desktop"]["label"] == "table-cell", "beside its value"

@@ -25,7 +25,7 @@ from support.issue_records import NOW_MS, issue
 from support.notices import attempted, notice, state
 from support.smtp_server import Mailbox, smtp_server
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue
-from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.drawing import from_json, to_json
 from tocsin.actions.receivers.email.body import csv_of
 from tocsin.actions.receivers.email.config import SmtpConfig
@@ -109,6 +109,25 @@ async def test_a_mail_has_text_html_picture_and_values() -> None:
     assert rows[1] == ["0", "2.5", "5.0"]
     assert rows[-1] == ["19", "NaN", "5.0"]
     assert found["text/csv"].get_filename() == "last_values.csv"
+
+
+async def test_a_mail_has_the_report_of_its_run_if_that_is_wanted(undrawn: Plotter) -> None:
+    asked: list[str] = []
+
+    async def report(run_id: str) -> bytes | None:
+        asked.append(run_id)
+        return "<!doctype html><p>naïve</p>".encode()
+
+    async with smtp_server() as mailbox:
+        sender = EmailSender(plotter=undrawn, report=report)
+        await sender.send(target(mailbox), notice(issue()))
+        await sender.send(replace(target(mailbox), attach_report=True), notice(issue()))
+    without, attached = mailbox.mails
+    assert [part.get_filename() for part in without.iter_attachments()] == []
+    (part,) = attached.iter_attachments()
+    assert part.get_filename() == "report.html"
+    assert part.get_content_type() == "text/html"
+    assert asked == [issue().run_id]
 
 
 async def test_a_mail_of_a_group_answers_the_mails_of_its_issues(undrawn: Plotter) -> None:

@@ -24,7 +24,7 @@ from support.fault_server import FaultServer, fault_server
 from support.faults import FAULTS, Fault
 from support.issue_records import issue
 from support.notices import notice
-from tocsin.actions.delivery.retry import Outcome
+from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard, parse_networks
 from tocsin.actions.receivers.http import HttpPoster, tls_context
 from tocsin.actions.receivers.kind import ReceiverContext

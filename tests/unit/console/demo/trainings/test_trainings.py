@@ -25,7 +25,6 @@ def torch_settings() -> Iterator[None]:
     state = torch.random.get_rng_state()
     yield
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(False)
     torch.random.set_rng_state(state)
 
 

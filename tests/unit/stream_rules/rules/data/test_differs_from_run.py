@@ -201,7 +201,7 @@ async def worked(bus: EmbeddedBus, *, only_runs: Sequence[str] | None, late: boo
         if late:
             await send(bus, before.records)
             await worker.caught_up(10)
-            reference = service.engine.references.of("before")
+            reference = service.engine.references.get("before")
             assert reference is not None
             await until(lambda: reference.last_step == 49)
         await send(bus, now.records)

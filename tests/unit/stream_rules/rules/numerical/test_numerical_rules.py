@@ -175,6 +175,28 @@ def test_a_signal_that_grows_from_layer_to_layer() -> None:
     assert issue.evidence.also == ("layer0", "layer1")
 
 
+@pytest.mark.parametrize(
+    ("gradient", "rule"), [(0.1, "weight_update_ratio"), (1e4, "poor_weight_initialization")]
+)
+def test_a_signal_that_the_first_update_has_made_is_not_that_of_the_initial_weights(
+    gradient: float, rule: str
+) -> None:
+    """Of gradients that are larger than the weights, it is theirs: they make the update large."""
+    run = started()
+    names = [f"w{i}" for i in range(8)]
+    rows = {name: (-1e-3, 1e-3, 1e-3, 1e-3, gradient) for name in names}
+    frame(run, 0, "gradients", rows, ("p05", "p95", "std", "absmax", "l2"))
+    updates = {name: (9.0, 10.0) for name in names}
+    frame(run, 0, "updates", updates, ("update_l2", "l2"))
+    run.steps([0, 1], loss=[2.3, 80.0])
+    spreads(run, 1, 3.0, 40.0, 500.0)
+    rules = (*only("poor_weight_initialization"), *only("weight_update_ratio"))
+    last = {issue.use: issue for issue in issues_of(run.records, specs=rules)}
+    assert last["weight_update_ratio"].branch == "large"
+    assert {use for use, one in last.items() if one.consequence_of is None} == {rule}
+    assert ("poor_weight_initialization" in last) == (rule == "poor_weight_initialization")
+
+
 def test_one_that_is_all_but_lost() -> None:
     run = started()
     spreads(run, 1, 1.0, 1e-2, 1e-4)

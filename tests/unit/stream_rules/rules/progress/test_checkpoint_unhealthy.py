@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tocsin.schemas.records.checkpoints import Checkpoint, CheckpointRead, CheckpointWritten
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.schemas.records.runs import Checkpoint, CheckpointRead, CheckpointWritten
 from tocsin.stream_rules.testing import RunBuilder, issues_of, only
 
 NAN = math.nan

@@ -10,9 +10,10 @@ import numpy.typing as npt
 import pytest
 
 from support.restarts import told_with_restarts
+from tocsin.schemas.records.checkpoints import Checkpoint, CheckpointWritten
 from tocsin.schemas.records.frames import SystemFrame
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.schemas.records.runs import Checkpoint, CheckpointWritten, RunStarted
+from tocsin.schemas.records.runs import RunStarted
 from tocsin.stream_rules.engine.configured_rules import RuleSpec
 from tocsin.stream_rules.engine.replay import replay
 from tocsin.stream_rules.reading.state_codec import dump_state, load_state

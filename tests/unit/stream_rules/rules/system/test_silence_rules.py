@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from tocsin.schemas.records.runs import RunView
-from tocsin.schemas.records.stops import StopLeft
+from tocsin.schemas.records.run_view import RunView
+from tocsin.schemas.records.stops.commands import StopLeft
 from tocsin.stream_rules.engine.configured_rules import rule_specs
 from tocsin.stream_rules.engine.partitions import PartitionEngine
 from tocsin.stream_rules.engine.run_view import run_view

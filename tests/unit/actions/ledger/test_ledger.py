@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import pytest
+
 from support.issue_records import NOW_MS, delivery, issue
-from tocsin.actions.delivery.ledger import KEEP_FINAL_MS, Ledger
-from tocsin.actions.delivery.message_handles import MOST, MessageHandles
-from tocsin.actions.delivery.retry import Decision, Outcome
+from tocsin.actions.ledger import final_entries
+from tocsin.actions.ledger.final_entries import KEEP_FINAL_MS
+from tocsin.actions.ledger.ledger import Ledger
+from tocsin.actions.ledger.message_handles import MOST, MessageHandles
+from tocsin.actions.ledger.retry import Decision, Outcome
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.topics import issue_partition
 
@@ -93,6 +97,18 @@ def test_forgetting_a_partition_drops_its_runs_alone() -> None:
     assert [d.run_id for d in ledger.due("ml", NOW_MS, (), 9)] == [runs[1]]
 
 
+def test_what_waits_for_another_is_not_forgotten_with_other_partitions() -> None:
+    ledger = Ledger()
+    first, ended, waiting = (ledger.write(pending(episode=number)) for number in "123")
+    assert len(ledger.due("ml", NOW_MS, (), 9)) == 3
+    ledger.hold(ended, first)
+    ledger.hold(waiting, first)
+    ledger.decided(ended, Decision("suppressed", "a newer notice is sent"), NOW_MS)
+    ledger.drop({issue_partition(first.run_id) + 1})
+    attempted(ledger, first, Outcome(status=204))
+    assert ledger.due("ml", NOW_MS, (), 9) == [waiting]
+
+
 def test_final_entries_end_after_ninety_days() -> None:
     ledger = Ledger()
     final = attempted(ledger, ledger.write(pending("stop")), Outcome(status=200))
@@ -101,6 +117,27 @@ def test_final_entries_end_after_ninety_days() -> None:
     assert gone.key == final.key
     assert not ledger.knows(final.delivery_id)
     assert ledger.other_stop(final.run_id, final.incarnation, "d") is None
+
+
+def test_of_too_many_final_entries_those_of_open_issues_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(final_entries, "MOST_FINAL", 2)
+    monkeypatch.setattr(final_entries, "MOST_OF_OPEN", 3)
+    ledger = Ledger()
+
+    def deliver(episode: int, **changes: object) -> Delivery:
+        entry = pending(episode=str(episode)).model_copy(update=changes)
+        return attempted(ledger, ledger.write(entry), Outcome(status=204), NOW_MS + episode)
+
+    first, second, *_ = [deliver(number) for number in range(4)]
+    assert ledger.outdated(NOW_MS) == [], "who was told of these waits for their end"
+    over = deliver(4, issue_id=first.issue_id, issue_state="resolved", delivery_id="over")
+    assert [one.key for one in ledger.outdated(NOW_MS)] == [first.key], "its receiver knows"
+    for number in range(5, 8):
+        deliver(number)
+    gone = [one.key for one in ledger.outdated(NOW_MS)]
+    assert gone == [over.key, second.key], "there is a bound for the others, too"
 
 
 def test_memory_is_flat_over_many_deliveries() -> None:
@@ -135,7 +172,7 @@ def test_no_more_messages_are_remembered_than_a_service_has_room_for() -> None:
         handles.learn(one.model_copy(update={"handle": "1"}))
     for number in range(MOST - 1):
         handles.learn(lines[0].model_copy(update={"handle": "1", "action": f"chat-{number}"}))
-    assert [handles.of(one) for one in lines] == [None, "1"]
+    assert [handles.get(one) for one in lines] == [None, "1"]
 
 
 def test_partitions_that_come_and_go_leave_nothing_behind() -> None:
@@ -151,5 +188,5 @@ def test_partitions_that_come_and_go_leave_nothing_behind() -> None:
     ledger.read(final)
 
     # What a worker keeps to find its oldest entries; nothing else shows how many there are.
-    assert [identity for _, identity in ledger._old] == [final.delivery_id]
+    assert [identity for _, identity in ledger._settled._oldest] == [final.delivery_id]
     assert [one.key for one in ledger.outdated(NOW_MS + KEEP_FINAL_MS)] == [final.key, stop.key]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tocsin.actions.delivery.retry import (
+from tocsin.actions.ledger.retry import (
     Decision,
     Outcome,
     RetryPolicy,

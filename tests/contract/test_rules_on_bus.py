@@ -1,0 +1,68 @@
+"""Custom rules and a comparison with another run behind a worker, live and in a replay."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from support.bus_records import data_of, send, work
+from support.buses import World
+from support.configured_buses import context_on
+from support.custom import FILE
+from tocsin.bus.port import Partition
+from tocsin.console.__main__ import app
+from tocsin.console.context import CommandContext
+from tocsin.runtime.worker import Worker
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.topics import issue_partition
+from tocsin.stream_rules.service import build_rules_service
+from tocsin.stream_rules.testing import RunBuilder
+
+RULES = f"""\
+defaults: {{rules: none}}
+rules:
+  - {{name: mine, use: "{FILE}:HighLoss", params: {{limit: 2.5}}}}
+  - {{name: alike, use: differs_from_run, params: {{other_run: before}}}}
+"""
+
+
+def run_of(name: str, *, jump: float) -> RunBuilder:
+    run = RunBuilder(name)
+    run.started()
+    run.steps(range(20), loss=1.0)
+    run.steps([20], loss=jump)
+    run.steps(range(21, 30), loss=1.0)
+    run.ended()
+    return run
+
+
+async def watched(context: CommandContext) -> set[tuple[str, str]]:
+    """Rules and states of the issues that a worker publishes of the second run."""
+    async with context.open_bus() as bus:
+        await bus.init(context.topics.specs())
+        for run in (run_of("before", jump=1.0), run_of("gpt-1", jump=5.0)):
+            place = Partition(context.topics.telemetry, run.records[0].partition.number)
+            await send(bus, [replace(record, partition=place) for record in run.records])
+        service = build_rules_service(context.topics, context.config, folder=context.loaded.folder)
+        worker = Worker(bus, service, topics=context.topics, group=f"{context.topics.prefix}-rules")
+        assert await work(worker)
+        found = await data_of(bus, context.topics.issues, issue_partition("gpt-1"))
+    mine = [one for one in found if isinstance(one, IssueFiring) and one.run_id == "gpt-1"]
+    return {(one.issue_id, one.rule) for one in mine}
+
+
+def test_what_was_found_live_is_found_in_a_replay(world: World, tmp_path: Path) -> None:
+    context = context_on(world, tmp_path, RULES)
+    live = asyncio.run(watched(context))
+    assert {rule for _, rule in live} == {"mine", "alike"}
+
+    config = str(tmp_path / "tocsin.yaml")
+    done = CliRunner().invoke(app, ["replay", "--run", "gpt-1", "--config", config, "--json"])
+
+    assert done.exit_code == 0, done.exception
+    found = json.loads(done.output)["issues"]
+    assert {(one["issue_id"], one["rule"]) for one in found} == live

@@ -1,0 +1,289 @@
+"""`deploy/` for a fleet: three brokers, monitoring, the Helm chart.
+
+`promtool` and `helm` are those that `tools/setup-peers` installs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from support.chart import CHART, EVERYTHING, RELEASE, manifests, template, tool
+from tocsin.console.__main__ import app
+from tocsin.runtime.metrics import METRICS
+from tocsin.schemas.configuration.file import check_config
+from tocsin.schemas.key_folder import keys_folder, own_key
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+MONITORING = DEPLOY / "monitoring"
+DASHBOARD = MONITORING / "grafana" / "dashboards" / "tocsin.json"
+
+
+def read(path: Path) -> Any:
+    return yaml.safe_load(path.read_text())
+
+
+def run(*words: str | Path) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def parse_command(words: list[str]) -> None:
+    """Fails if this is no command line of tocsin."""
+    command: Any = get_command(app)
+    context = command.make_context("tocsin", [words[0]], resilient_parsing=True)
+    rest = list(words)
+    while hasattr(command, "commands"):
+        command = command.commands[rest.pop(0)]
+    command.make_context("tocsin", rest, parent=context)
+
+
+# -- monitoring
+
+_METRIC = re.compile(r"\b(tocsin_[a-z_]+?)(_bucket|_sum|_count)?\b(?![a-z_])")
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    for group in read(MONITORING / "alerts.yml")["groups"]:
+        for rule in group["rules"]:
+            yield rule["alert"], rule["expr"]
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+
+
+def test_each_query_asks_for_metrics_that_there_are_by_labels_that_they_have() -> None:
+    asked = set()
+    for where, query in queries():
+        for name, part in _METRIC.findall(query):
+            assert name in METRICS, f"{where}: {name}"
+            assert (METRICS[name].kind == "histogram") == bool(part), f"{where}: {name}{part}"
+            asked.add(name)
+            for label in re.findall(r"by \(([^)]*)\)", query):
+                known = {*METRICS[name].labels, "le", "instance", "job"}
+                assert {one.strip() for one in label.split(",")} <= known, f"{where}: {label}"
+    assert len(asked) >= 15
+
+
+def test_prometheus_accepts_configuration_and_alerts_and_they_fire() -> None:
+    promtool = tool("promtool")
+    run(promtool, "check", "config", MONITORING / "prometheus.yml")
+    run(promtool, "test", "rules", MONITORING / "alerts_test.yml")
+
+
+def test_each_alert_says_what_is_wrong_in_one_line() -> None:
+    for group in read(MONITORING / "alerts.yml")["groups"]:
+        for rule in group["rules"]:
+            assert rule["labels"]["severity"] in ("warning", "critical")
+            assert 20 < len(rule["annotations"]["summary"]) < 160
+
+
+def test_the_dashboard_is_what_its_script_writes() -> None:
+    path = ROOT / "tools" / "docs" / "fleet_dashboard.py"
+    spec = importlib.util.spec_from_file_location("dashboard", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert DASHBOARD.read_text() == module.dashboard(), f"python {path} {DASHBOARD}"
+
+
+def test_the_dashboard_has_the_form_that_grafana_provisions() -> None:
+    facts = json.loads(DASHBOARD.read_text())
+    assert {"uid", "title", "schemaVersion", "panels", "time"} <= facts.keys()
+    ids = [panel["id"] for panel in facts["panels"]]
+    assert len(set(ids)) == len(ids) >= 12
+    (source,) = read(MONITORING / "grafana/provisioning/datasources/prometheus.yml")["datasources"]
+    places = set()
+    for panel in facts["panels"]:
+        assert panel["datasource"] == {"type": source["type"], "uid": source["uid"]}
+        grid = panel["gridPos"]
+        assert 0 <= grid["x"] <= 24 - grid["w"]
+        places.add((grid["x"], grid["y"]))
+    assert len(places) == len(ids), "no panel lies on another"
+
+
+# -- compose, one file over the other
+
+
+def test_monitoring_mounts_what_is_there_and_scrapes_the_services() -> None:
+    services = read(DEPLOY / "compose.monitoring.yaml")["services"]
+    for service in services.values():
+        for volume in service["volumes"]:
+            source = volume.split(":")[0]
+            assert not source.startswith("./") or (DEPLOY / source).exists(), source
+    (job,) = read(MONITORING / "prometheus.yml")["scrape_configs"]
+    (found,) = job["dns_sd_configs"]
+    workers = read(DEPLOY / "compose.yaml")["services"]
+    served = [n for n, s in workers.items() if f"0.0.0.0:{found['port']}" in s.get("command", ())]
+    assert found["names"] == served
+
+
+def test_three_brokers_are_one_cluster_whose_records_survive_one_of_them() -> None:
+    one = read(DEPLOY / "compose.yaml")["services"]["kafka"]["environment"]
+    services = read(DEPLOY / "compose.brokers.yaml")["services"]
+    brokers = {name: s["environment"] for name, s in services.items() if name.startswith("kafka")}
+    brokers["kafka"] = one | brokers["kafka"]
+    assert len(brokers) == 3
+    for same in (
+        "KAFKA_CONTROLLER_QUORUM_VOTERS", "CLUSTER_ID", "KAFKA_MIN_INSYNC_REPLICAS",
+        "KAFKA_AUTO_CREATE_TOPICS_ENABLE", "KAFKA_OFFSETS_TOPIC_REPLICATION_FACTOR",
+    ):  # fmt: skip
+        assert len({environment[same] for environment in brokers.values()}) == 1, same
+    assert one.keys() <= brokers["kafka"].keys()
+    voters = brokers["kafka"]["KAFKA_CONTROLLER_QUORUM_VOTERS"].split(",")
+    assert voters == [f"{e['KAFKA_NODE_ID']}@{name}:9093" for name, e in sorted(brokers.items())]
+    assert len({e["KAFKA_LISTENERS"] for e in brokers.values()}) == 3, "each has a port of its own"
+    command = services["topics"]["command"]
+    assert command[command.index("--replication") + 1] == "3"
+    parse_command(command)
+
+
+# -- the Helm chart
+
+
+@pytest.fixture(scope="module")
+def rendered() -> list[dict[str, Any]]:
+    run(tool("helm"), "lint", "--strict", CHART)
+    return manifests(*EVERYTHING)
+
+
+def makers(rendered: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What makes pods, by name."""
+    return {
+        one["metadata"]["name"].removeprefix(f"{RELEASE}-"): one
+        for one in rendered
+        if "template" in one.get("spec", {})
+    }
+
+
+def pods(rendered: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The specifications of its pods, by the names of what makes them."""
+    return {name: one["spec"]["template"]["spec"] for name, one in makers(rendered).items()}
+
+
+def test_the_chart_runs_commands_of_tocsin_confined(rendered: list[dict[str, Any]]) -> None:
+    assert pods(rendered).keys() == {"topics-1", "rules", "actions", "archive", "page"}
+    for pod in pods(rendered).values():
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["automountServiceAccountToken"] is False
+        (container,) = pod["containers"]
+        confined = container["securityContext"]
+        assert confined["readOnlyRootFilesystem"] is True
+        assert confined["capabilities"] == {"drop": ["ALL"]}
+        parse_command([word.replace("$(POD_NAME)", "watch-rules-0") for word in container["args"]])
+        mounted = {mount["name"] for mount in container["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_the_chart_s_configuration_is_valid(rendered: list[dict[str, Any]]) -> None:
+    (config,) = [one for one in rendered if one["kind"] == "ConfigMap"]
+    made, problems = check_config(config["data"]["tocsin.yaml"], "tocsin.yaml")
+    assert made is not None, problems
+    assert made.bus.url.startswith("kafka://")
+
+
+def test_a_service_finds_the_pods_of_its_name_at_their_port(rendered: list[dict[str, Any]]) -> None:
+    services = [one for one in rendered if one["kind"] == "Service"]
+    names = [one["metadata"]["name"].removeprefix(f"{RELEASE}-") for one in services]
+    assert sorted(names) == ["page", "rules"]
+    for name, service in zip(names, services, strict=True):
+        spec = makers(rendered)[name]["spec"]["template"]
+        assert service["spec"]["selector"].items() <= spec["metadata"]["labels"].items()
+        (port,), (container,) = service["spec"]["ports"], spec["spec"]["containers"]
+        (opened,) = container["ports"]
+        assert port.get("targetPort", port["port"]) in (opened["name"], opened["containerPort"])
+        listening = container["args"][container["args"].index("--http") + 1]
+        assert listening == f"0.0.0.0:{opened['containerPort']}"
+
+
+def test_what_has_metrics_is_annotated_for_prometheus(rendered: list[dict[str, Any]]) -> None:
+    scraped = set()
+    for name, one in makers(rendered).items():
+        annotations = one["spec"]["template"]["metadata"].get("annotations", {})
+        if annotations.get("prometheus.io/scrape") == "true":
+            assert annotations["prometheus.io/port"] == "9464"
+            scraped.add(name)
+    assert scraped == {"rules", "actions", "archive"}
+
+
+def test_the_key_of_a_secret_is_where_the_worker_reads_it(
+    rendered: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    own_key(tmp_path)
+    for name in ("actions", "page"):
+        pod = pods(rendered)[name]
+        (volume,) = [one for one in pod["volumes"] if one["name"] == "key"]
+        paths = {item["path"] for item in volume["secret"]["items"]}
+        assert paths == {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
+        (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "key"]
+        home = re.search(r"XDG_CONFIG_HOME=(\S+)", (DEPLOY / "Containerfile").read_text())
+        assert home is not None
+        assert mount["mountPath"] == str(keys_folder({"XDG_CONFIG_HOME": home[1]}))
+
+
+def test_archive_and_page_are_off_unless_they_are_asked_for() -> None:
+    made = manifests()
+
+    assert pods(made).keys() == {"topics-1", "rules", "actions"}
+    assert "PersistentVolumeClaim" not in {one["kind"] for one in made}
+
+
+def test_a_folder_is_a_volume_that_the_page_cannot_change(rendered: list[dict[str, Any]]) -> None:
+    (claim,) = [one for one in rendered if one["kind"] == "PersistentVolumeClaim"]
+    assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    for name, read_only in (("archive", False), ("page", True)):
+        pod = pods(rendered)[name]
+        (volume,) = [one for one in pod["volumes"] if one["name"] == "store"]
+        used = volume["persistentVolumeClaim"]["claimName"]
+        assert used == claim["metadata"]["name"]
+        (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "store"]
+        assert mount.get("readOnly", False) is read_only
+        # A volume for one node: both are there.
+        (term,) = pod["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        labels = makers(rendered)[name]["spec"]["template"]["metadata"]["labels"]
+        assert term["labelSelector"]["matchLabels"].items() <= labels.items()
+
+
+@pytest.mark.parametrize("store", ["config.store=s3://b/p", "config.store.url=s3://b/p"])
+def test_a_bucket_needs_no_volume_but_what_opens_it(store: str) -> None:
+    made = manifests(*EVERYTHING, store, "store.environment=aws", "store.serviceAccount=writer")
+
+    assert "PersistentVolumeClaim" not in {one["kind"] for one in made}
+    for name in ("archive", "page"):
+        pod = pods(made)[name]
+        assert "store" not in {volume["name"] for volume in pod["volumes"]}
+        assert "affinity" not in pod
+        assert pod["serviceAccountName"] == "writer"
+        assert pod["containers"][0]["envFrom"] == [{"secretRef": {"name": "aws"}}]
+    (config,) = [one for one in made if one["kind"] == "ConfigMap"]
+    written, problems = check_config(config["data"]["tocsin.yaml"], "tocsin.yaml")
+    assert written is not None, problems
+    assert written.store.url == "s3://b/p"
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        (("actions.replicas=2",), "actions.keySecret is needed"),
+        (("page.enabled=true",), "page.tokenSecret is needed"),
+        (("archive.enabled=true", "config.store=null"), "config.store is needed"),
+        (("archive.enabled=true", "config.store=off"), "config.store is needed"),
+    ],
+)
+def test_the_chart_refuses_what_would_not_work(values: tuple[str, ...], why: str) -> None:
+    done = template(*values)
+
+    assert done.returncode != 0
+    assert why in done.stderr

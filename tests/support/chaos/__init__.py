@@ -1,0 +1,1 @@
+"""A fleet of processes on one bus, what is done to them, and what must be there afterwards."""
