@@ -10,7 +10,7 @@ help:
 	@echo 'make test     all tests; those on Kafka start a real broker if Java 17 and Maven are there'
 	@echo 'make check    what CI runs: lint, types, tests'
 	@echo 'make first-ten-minutes  type what README.md shows, in a fresh environment, and see whether it is true'
-	@echo 'make picture  make docs/images/demo.svg from a real run of the demo'
+	@echo 'make picture  make docs/images/demo.svg and page.png from real runs'
 	@echo 'make docs     the documentation as a site, in docs/_build'
 	@echo 'make bench    the benchmarks of docs/explanation/performance.md (long)'
 	@echo 'make torture  the long forms of the tests that kill things (long)'
@@ -27,6 +27,7 @@ demo: setup
 
 picture: setup
 	@.venv/bin/python tools/docs/demo_picture.py docs/images/demo.svg
+	@.venv/bin/python tools/docs/page_picture.py docs/images/page.png
 
 first-ten-minutes: setup
 	@.venv/bin/python tools/first-ten-minutes $(ARGS)

@@ -19,7 +19,7 @@ from tocsin.actions.targets.registry import TargetKinds
 from tocsin.console.configuration.editor_schema import as_text, editor_schema
 from tocsin.console.configuration.field_texts import REQUIRED, FieldText, field_texts, summary_of
 from tocsin.console.configuration.init import severity_text
-from tocsin.schemas.configuration.file import config_model
+from tocsin.schemas.configuration.file_schema import config_model
 from tocsin.schemas.configuration.sections import RuleEntry, StopOptions
 from tocsin.stream_rules.catalogue import Catalogue, built_in
 from tocsin.stream_rules.rule import AnyRule
@@ -86,13 +86,13 @@ warning, and does not load rules from files.
 file has changed, within about five seconds, or at once after SIGHUP.
 
 - At once: receivers, targets, secrets, `routes`, `silences`, `inhibit`, `time_windows`, `policy`,
-  `public_url`, `prices`, and the actions of rules. A notice that was decided before is still
-  sent. Inhibitions know the issues that come after the change.
+  `public_url`, `page_url`, `prices`, and the actions of rules. A notice that was decided before is
+  still sent. Inhibitions know the issues that come after the change.
 - For new runs, and at the next start of a job: rules that are added, removed or switched off, and
   `params`, `preset`, `severity` and `match`. A job that is running keeps its rules until the worker
   restarts.
-- When the worker restarts: `bus`, rules from files or packages, and rules that compare with another
-  run. The worker prints a warning.
+- When the worker restarts: `bus`, `store`, rules from files or packages, and rules that compare
+  with another run. The worker prints a warning.
 - At the next start of a job: `capture`, `labels`, `stop`.
 
 A configuration with a problem changes nothing: the worker keeps the old one, prints the problems
@@ -109,6 +109,7 @@ are a mistake. A number with a unit is text:
 |---|---|---|
 | duration | `250ms`, `30s`, `10m`, `4h`, `2d` | ms, s, m, h, d |
 | percentage | `0.5%`, `10%` | % |
+| size | `500MB`, `20GB` | B, kB, MB, GB, TB, each 1,000 of the one before |
 | name | `ml-hook` | lower-case letters, digits, `-`, `_`, `.`; 64 characters at most |
 | secret | `{secret: NAME}` | NAME is one of the section `secrets` |
 

@@ -21,6 +21,8 @@ SET_BY_YOU: Final[Mapping[str, str]] = {
     "without both, `tocsin.yaml` in the working folder.",
     "TOCSIN_BUS": "URL of the bus: `embedded:PATH` or `kafka://HOST:PORT[,HOST:PORT…]`. `--bus` "
     "overrides it; it overrides `bus` in the configuration.",
+    "TOCSIN_STORE": "Store of runs: a folder, `s3://BUCKET/PREFIX`, or `off`. `--store` overrides "
+    "it; it overrides `store` in the configuration.",
     "TOCSIN_LABELS": "Labels of the run: `team=vision,env=prod`. They override those of the "
     "configuration; `--label` overrides them.",
     "TOCSIN_SCHEDULER": "What a scheduler of your own calls the job, for a stop target: "
@@ -51,6 +53,8 @@ SET_BY_TOCSIN: Final[Mapping[str, str]] = {
     "TOCSIN_LAUNCHER": "Socket of the launcher. Its presence tells a process that it runs under "
     "`tocsin run`.",
     "TOCSIN_RUNTIME_DIR": "Private folder of the run on this node, for sockets.",
+    "TOCSIN_BEFORE_UPDATE": "What a stop before an update does about the checkpoint "
+    "(`stop.before_update`); absent: there are none. For the job's processes.",
     "TOCSIN_AFTER_STOP": "Why the run of this job was stopped before, for the job itself.",
     "TOCSIN_STOP_PIN": "`stop.pin`, as `start()` has read it.",
     "TOCSIN_CAPTURE": "The section `capture` as the launcher has read it.",
@@ -108,10 +112,12 @@ CODES: Final[tuple[tuple[str, int | str, str], ...]] = (
         "A receiver did not accept the message in time, or refused it.",
     ),
     ("`tocsin drill`", exit_codes.FAILED, "A receiver did not accept the message."),
+    ("`tocsin compare`", exit_codes.FAILED, "A condition of `--fail-if` holds."),
     ("`tocsin demo`", exit_codes.FAILED, "A scenario did not end as it should."),
     ("`tocsin watch`", f"{exit_codes.SIGNALLED} + n", "Signal n ended it; 0 after Ctrl-C."),
     ("`tocsin test`", exit_codes.FAILED, "A test failed."),
     ("`tocsin fmt --check`", exit_codes.FAILED, "A file is not formatted."),
+    ("`tocsin compare`", exit_codes.WRONG_USAGE, "A condition of `--fail-if` cannot be judged."),
     ("`tocsin check`", exit_codes.WRONG_USAGE, "The configuration has a problem."),
     (
         "all",
@@ -148,6 +154,11 @@ _METRICS: Final = """\
 `tocsin rules --http HOST:PORT` and `tocsin actions --http HOST:PORT` serve `/metrics` for
 Prometheus, `/healthz` (200 while the process answers) and `/readyz` (200 once it owns partitions
 and has restored them). They need the extra `kafka`. Times are in seconds.
+
+With `OTEL_EXPORTER_OTLP_ENDPOINT=http://collector:4318` both send the same metrics by OTLP over
+HTTP, as the variables of OpenTelemetry's SDK say (`OTEL_SERVICE_NAME`,
+`OTEL_METRIC_EXPORT_INTERVAL`, …). There, counters have no `_total` at their end. This needs the
+extra `otel`.
 
 Three metrics are worth an alarm:
 

@@ -16,6 +16,7 @@ from tocsin.console.sagemaker.tables import (
     BY_NAME,
     NEVER_FIRED,
     RULES,
+    TRIALS,
     OldParameter,
     OldRule,
 )
@@ -86,7 +87,7 @@ _KEYS: Final = """
 | `RuleConfigurationName` | the name of the entry, from the second one of a rule on |
 | `RuleEvaluatorImage` | its region becomes that of `sms` receivers; there are no containers |
 | `InstanceType`, `VolumeSizeInGB` | all rules of a run share one process |
-| `S3OutputPath`, `LocalPath` | nothing is written to a bucket: records are on the bus |
+| `S3OutputPath`, `LocalPath` | `store.url`: Parquet files in a folder or a bucket |
 | `CollectionConfigurations` | `capture.collections`, as below |
 | `HookParameters` | settings of a collection: `capture.collections` |
 | `ProfilingIntervalInMilliseconds` | `capture.system.interval` |
@@ -96,7 +97,8 @@ Of a collection, `save_interval` becomes `every`, `start_step` `start`, `end_ste
 `save_steps` `steps`, with the prefix `eval.` or `predict.` below `modes`. Without them tocsin
 captures as often as its budget allows, mostly more often than every 500 steps. Losses are read at
 every step, so their intervals are omitted. Statistics are computed where the tensors are;
-`reductions`, `save_raw_tensor` and `save_shape` have no counterpart.
+`reductions` and `save_shape` have no counterpart; for `save_raw_tensor`, add `save: full` with
+`steps` ([past runs](store.md#save-whole-tensors)).
 
 | collection | here |
 | --- | --- |
@@ -112,6 +114,15 @@ fire here under the conditions that their documentation describes.
 | --- | --- |
 """
 
+_TRIALS: Final = """
+## Trials
+
+A trial of its Python library is a run here: [past runs](store.md). Values are numpy arrays.
+
+| SageMaker Debugger | here |
+| --- | --- |
+"""
+
 _TAIL: Final = """
 ## What else is different
 
@@ -123,7 +134,7 @@ _TAIL: Final = """
   to capture it.
 - The statuses are `waiting_for_input`, `in_progress`, `no_issues_found`, `issues_found`, `error`
   and `stopped`.
-- There is no bucket of tensors to analyse afterwards: rows of statistics are kept for 24 hours.
+- Statistics of all runs are in the [store](store.md); whole tensors only where you ask for them.
 - A step is a step of the optimizer, not a call of the model's forward.
 """
 
@@ -143,6 +154,8 @@ def page(catalogue: Catalogue | None = None) -> str:
     out.append(_NEVER)
     for name, why in NEVER_FIRED.items():
         out.append(f"| {_link(name, known)} | {_cell(why)} |\n")
+    out.append(_TRIALS)
+    out += [f"| `{name}` | {_cell(text)} |\n" for name, text in TRIALS.items()]
     out.append(_TAIL)
     return "".join(out)
 

@@ -69,7 +69,7 @@ def series_svg(series: Series, *, first_step: int | None, title: str) -> str:
 
     Args:
         first_step: marked if it is a step of the series.
-        title: what a reader who cannot see it is told.
+        title: the text for a reader who cannot see it.
     """
     drawing = Drawing.from_series(series, first_step)
     across = _across(drawing.steps)
