@@ -15,7 +15,7 @@ import pytest
 import yaml
 from hypothesis import settings
 
-from support import cpu_times, workers
+from support import cpu_times, failed_tests, workers
 from support.children import STARTUP, python_path
 from support.kafka_broker import LASTING_MS, Broker, skip_or_fail, unavailable
 
@@ -32,6 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     leave some ignored, which a child inherits. In `make torture` they import all that users' do.
     """
     config.pluginmanager.register(cpu_times)
+    config.pluginmanager.register(failed_tests)
     # Of the runs that tests start, those archive that are to (tests/e2e/test_archive.py).
     os.environ["TOCSIN_STORE"] = "off"
     signal.signal(signal.SIGINT, signal.default_int_handler)

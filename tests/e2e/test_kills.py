@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from contextlib import suppress
@@ -27,8 +26,6 @@ from support.site import (
 )
 from support.waiting import wait_until
 from tocsin.bus.port import Partition
-from tocsin.bus.urls import open_bus
-from tocsin.console.views.bus_view import read_all
 from tocsin.schemas.ids import incarnation_id, issue_id
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import Event
@@ -59,30 +56,25 @@ class Found:
 
 def look(site: Site, run_id: str) -> Found:
     """Read issues, actions and control."""
-
-    async def read() -> Found:
-        found = Found()
-        topics = Topics(site.prefix)
-        async with open_bus(site.bus_url) as bus:
-            number = issue_partition(run_id)
-            names = (topics.issues, topics.actions, topics.control)
-            async for record in read_all(bus, [Partition(name, number) for name in names]):
-                if record.value is None:
-                    continue
-                event = decode(read_meta(record.headers), record.value)
-                assert isinstance(event, Event)
-                data = event.data
-                if isinstance(data, IssueFiring) and data.run_id == run_id:
-                    # A job that is left alone a while longer may rightly give other issues too.
-                    if data.rule == "nonfinite":
-                        found.issue_ids.add(data.issue_id)
-                elif isinstance(data, StopRequested) and data.run_id == run_id:
-                    found.commands.add(data.command_id)
-                elif isinstance(data, Delivery) and data.run_id == run_id:
-                    found.deliveries[data.key] = data
-        return found
-
-    return asyncio.run(read())
+    found = Found()
+    topics = Topics(site.prefix)
+    number = issue_partition(run_id)
+    names = (topics.issues, topics.actions, topics.control)
+    for record in site.records([Partition(name, number) for name in names]):
+        if record.value is None:
+            continue
+        event = decode(read_meta(record.headers), record.value)
+        assert isinstance(event, Event)
+        data = event.data
+        if isinstance(data, IssueFiring) and data.run_id == run_id:
+            # A job that is left alone a while longer may rightly give other issues too.
+            if data.rule == "nonfinite":
+                found.issue_ids.add(data.issue_id)
+        elif isinstance(data, StopRequested) and data.run_id == run_id:
+            found.commands.add(data.command_id)
+        elif isinstance(data, Delivery) and data.run_id == run_id:
+            found.deliveries[data.key] = data
+    return found
 
 
 def train_with_nan(site: Site, run_id: str, **options: Any) -> Running:
@@ -134,13 +126,7 @@ def test_the_helper_is_killed_again_and_again(embedded_site: Site) -> None:
 
 def test_the_helper_is_killed_while_the_stop_is_under_way(embedded_site: Site) -> None:
     running = train_with_nan(embedded_site, "killed")
-    wait_until(
-        lambda: (
-            (embedded_site.folder / "bus.db").exists() and look(embedded_site, "killed").issue_ids
-        ),
-        timeout_s=60,
-        what="the issue",
-    )
+    wait_until(lambda: look(embedded_site, "killed").issue_ids, timeout_s=60, what="the issue")
     for helper in helpers_of(running):
         helper.kill()
     check(running.finish(), look(embedded_site, "killed"))

@@ -20,9 +20,7 @@ from support.smtp_server import Mailbox, hold_port, smtp_server, smtp_thread
 from support.waiting import wait_until
 from tocsin.actions.receivers.notify_option import parse_addresses
 from tocsin.bus.embedded.bus import EmbeddedBus
-from tocsin.bus.port import Partition, UnknownTopic
-from tocsin.bus.urls import open_bus
-from tocsin.console.views.bus_view import read_all
+from tocsin.bus.port import Partition
 from tocsin.runtime.testing import CRASH_AT
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import Delivery
@@ -47,24 +45,13 @@ rules:
 
 def mail_delivery(site: Site, run_id: str) -> Delivery | None:
     """The newest state of the run's mail, from the bus."""
-
-    async def read() -> Delivery | None:
-        newest: Delivery | None = None
-        async with open_bus(site.bus_url) as bus:
-            partition = Partition(TOPICS.actions, issue_partition(run_id))
-            async for record in read_all(bus, [partition]):
-                if record.value is not None:
-                    data = EVENT_TYPES.decode(record.value).data
-                    if isinstance(data, Delivery) and data.action == "mail":
-                        newest = data
-        return newest
-
-    if not (site.folder / "bus.db").exists():
-        return None
-    try:
-        return asyncio.run(read())
-    except UnknownTopic:  # the launcher has made the file, and is still making its topics
-        return None
+    newest: Delivery | None = None
+    for record in site.records([Partition(TOPICS.actions, issue_partition(run_id))]):
+        if record.value is not None:
+            data = EVENT_TYPES.decode(record.value).data
+            if isinstance(data, Delivery) and data.action == "mail":
+                newest = data
+    return newest
 
 
 def test_a_mail_outlives_its_helper_and_the_servers_absence(embedded_site: Site) -> None:

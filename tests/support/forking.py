@@ -24,9 +24,10 @@ import socket
 import struct
 import subprocess
 import sys
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 MODULES: Final = frozenset(
     {
@@ -67,10 +68,16 @@ class Forked(subprocess.Popen[str]):
 
     Attributes:
         served: whether commands are forked; else each starts a Python of its own.
+        started: those that somebody holds still.
     """
 
     served = os.environ.get("TOCSIN_TORTURE") != "1"
+    started: ClassVar[weakref.WeakSet[Forked]] = weakref.WeakSet()
     _status: socket.socket | None = None
+
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        super().__init__(command, **options)
+        self.started.add(self)
 
     def _execute_child(self, args: Sequence[str], *rest: Any) -> None:
         words = list(args)

@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +24,7 @@ from support import forking
 from support.forking import Forked
 from support.receiver import Receiver
 from support.waiting import HANGS_S
-from tocsin.bus.port import Partition
+from tocsin.bus.port import Partition, Record, UnknownTopic
 from tocsin.bus.urls import open_bus
 from tocsin.console.views.bus_view import read_all
 from tocsin.emitter.launch.helper import NAME
@@ -217,18 +218,28 @@ class Site:
     def said(self, run_id: str, kind: type[D]) -> list[D]:
         """The run's events of that type, from the telemetry on the bus."""
 
-        async def read() -> list[D]:
-            place = Partition(Topics(self.prefix).telemetry, telemetry_partition(run_id))
-            found: list[D] = []
-            async with open_bus(self.bus_url) as bus:
-                async for record in read_all(bus, [place]):
-                    if record.key == run_id.encode() and record.value is not None:
-                        event = decode(read_meta(record.headers), record.value)
-                        if isinstance(event, Event) and isinstance(event.data, kind):
-                            found.append(event.data)
-            return found
+        place = Partition(Topics(self.prefix).telemetry, telemetry_partition(run_id))
+        found: list[D] = []
+        for record in self.records([place]):
+            if record.key == run_id.encode() and record.value is not None:
+                event = decode(read_meta(record.headers), record.value)
+                if isinstance(event, Event) and isinstance(event.data, kind):
+                    found.append(event.data)
+        return found
 
-        return asyncio.run(read())
+    def records(self, partitions: Sequence[Partition]) -> list[Record]:
+        """What stands there now, read without any view of ours; nothing on a bus that is made."""
+
+        async def read() -> list[Record]:
+            async with open_bus(self.bus_url) as bus:
+                return [record async for record in read_all(bus, partitions)]
+
+        # A launcher makes the file first, then its topics.
+        if self.kind == "embedded" and not (self.folder / "bus.db").exists():
+            return []
+        with suppress(UnknownTopic):
+            return asyncio.run(read())
+        return []
 
     def service(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a worker; what it prints goes to a file in the folder."""

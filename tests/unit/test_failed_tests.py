@@ -1,0 +1,74 @@
+"""What a test that fails leaves to the next one: `support/failed_tests.py`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from support.children import python_path
+
+TESTS = Path(__file__).parents[1]
+
+CONFTEST = """
+from support import failed_tests
+
+def pytest_configure(config):
+    config.pluginmanager.register(failed_tests)
+"""
+
+CASES = """
+import pathlib, subprocess, sys, threading
+from support.forking import Forked
+
+SLEEPS = "import time; time.sleep(2)"
+STARTS = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEPS!r}])"
+
+readers = []
+
+def read(process):
+    with process.stdout:
+        process.stdout.read()
+
+def test_it_fails():
+    process = Forked([sys.executable, "-c", STARTS], stdout=subprocess.PIPE)
+    readers.append(threading.Thread(target=read, args=(process,)))
+    readers[0].start()
+    child = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not child.read_text():
+        pass
+    pathlib.Path("started").write_text(f"{process.pid} {child.read_text()}")
+    raise AssertionError("on purpose")
+
+def test_the_next_one():
+    files = [pathlib.Path(f"/proc/{pid}/cmdline")
+             for pid in pathlib.Path("started").read_text().split()]
+    alive = [file for file in files if file.exists() and file.read_bytes()]
+    readers.pop().join()
+    assert alive == []
+"""
+
+
+def test_a_failure_stays_one_failure_and_ends_its_processes(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_cases.py").write_text(CASES)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "--rootdir=.",
+         "-p", "no:asyncio", "-W", "error"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": python_path(TESTS)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )  # fmt: skip
+    outcomes = {
+        line.rpartition("::")[2].split()[0]: line.split()[0]
+        for line in done.stdout.splitlines()
+        if line.startswith(("PASSED", "FAILED"))
+    }
+    assert outcomes == {
+        "test_it_fails": "FAILED",
+        "test_the_next_one": "PASSED",
+    }, done.stdout
