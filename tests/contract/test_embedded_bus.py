@@ -278,6 +278,28 @@ async def test_a_lease_ends_with_its_process(world: World, bus: Bus) -> None:
     assert not await bus.leased("run")
 
 
+async def test_who_joins_after_a_kill_has_the_dead_member_s_partitions_at_once(
+    world: World, bus: Bus, path: Path
+) -> None:
+    spec = world.spec()
+    await bus.init([spec])
+    child = world.child("consume", "killed", spec.name)
+    try:
+        assert child.stdout is not None
+        while (await asyncio.to_thread(child.stdout.readline)).strip() != "4":
+            pass
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.communicate()
+
+    db, catalogue = sqlite3.connect(path, isolation_level=None), tables.Catalogue()
+    groups.join(db, "killed", "next", [spec.name], leases.monotonic_ms())
+    place = groups.standing(db, catalogue, "killed", "next", [spec.name])
+    assert place.share == set(partitions(spec))
+    assert groups.claim(db, catalogue, "killed", "next", place.share) == place.share
+    db.close()
+
+
 async def test_a_member_that_was_thought_dead_is_fenced_and_joins_again(
     world: World, bus: Bus, path: Path
 ) -> None:

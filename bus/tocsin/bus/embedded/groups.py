@@ -43,8 +43,9 @@ def share_out(
 def join(
     db: sqlite3.Connection, group: str, member: str, topics: Sequence[str], now_ms: int
 ) -> None:
-    """Become a member, or one again."""
+    """Become a member, or one again. What the dead have is free for the first share-out."""
     with transaction(db, write=True):
+        _end_dead(db, group, now_ms)
         db.execute(
             "INSERT OR REPLACE INTO members (team, member, topics, process, expires_ms)"
             " VALUES (?, ?, ?, ?, ?)",
@@ -74,6 +75,13 @@ def renew(db: sqlite3.Connection, group: str, member: str, now_ms: int) -> bool:
         "UPDATE members SET expires_ms = ? WHERE team = ? AND member = ?",
         (now_ms + leases.TTL_MS, group, member),
     )
+    ended = _end_dead(db, group, now_ms)
+    if ended:
+        _next_generation(db, group)
+    return ended
+
+
+def _end_dead(db: sqlite3.Connection, group: str, now_ms: int) -> bool:
     dead = [
         name
         for name, process, expires_ms in db.execute(
@@ -83,8 +91,6 @@ def renew(db: sqlite3.Connection, group: str, member: str, now_ms: int) -> bool:
     ]
     for name in dead:
         _remove(db, group, name)
-    if dead:
-        _next_generation(db, group)
     return bool(dead)
 
 
