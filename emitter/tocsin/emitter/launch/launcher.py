@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 import time
 from collections.abc import Collection
 from typing import Final
@@ -31,6 +30,7 @@ from tocsin.emitter.launch.job import CannotStart, Job, check_program
 from tocsin.emitter.launch.options import LaunchOptions, job_environment
 from tocsin.emitter.launch.own_run import OwnRun
 from tocsin.emitter.launch.predecessor import Predecessor, stopped_before
+from tocsin.emitter.launch.printer import Printer
 from tocsin.emitter.launch.run_records import StopState, keep_beating, run_ended, run_started
 from tocsin.emitter.launch.signals import ENDING, ForwardedSignals
 from tocsin.emitter.launch.summary import LEFT_EARLY, Summary, decide_end
@@ -52,11 +52,9 @@ from tocsin.schemas.ids import incarnation_id
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.process.own_python import python_environment
 from tocsin.schemas.records.configurations import ConfigurationRefused
-from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import Data
 from tocsin.schemas.records.frames import Speaker
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.records.runs import Outcome
 from tocsin.schemas.topics import Topics
 
@@ -89,11 +87,12 @@ def launch(options: LaunchOptions) -> int:
     Never raises for what the job or the bus does. 2 means that nothing was started.
     """
     launcher = _Launch(options)
+    printer = launcher.printer
     try:
         check_program(options.command, os.environ)
     except CannotStart as error:
         # A command that was mistyped is no run: nobody hears of it.
-        launcher.print_line(str(error))
+        printer.line(str(error))
         return launcher.sum_up(None, error.exit_code)
     launcher.fork()
     try:
@@ -104,9 +103,7 @@ def launch(options: LaunchOptions) -> int:
         job = launcher.job
         if job is None:
             raise
-        launcher.print_line(
-            "monitoring stopped because of an internal error; the job is not affected"
-        )
+        printer.line("monitoring stopped because of an internal error; the job is not affected")
         job.wait_blocking()
         return launcher.sum_up(job)
 
@@ -120,6 +117,7 @@ class _Launch:
 
     def __init__(self, options: LaunchOptions) -> None:
         self.options = options
+        self.printer = Printer(options, now_s=time.monotonic())
         self.job: Job | None = None
         self._topics = Topics(options.bus_prefix)
         self._restarts = restart_count(os.environ)
@@ -133,9 +131,6 @@ class _Launch:
         self._watch: Watch | None = None
         self._cancelled: signal.Signals | None = None
         self._hurry = asyncio.Event()
-        self._judged_at = time.monotonic()
-        self._unjudged = False
-        self._told_off: set[str] = set()
         self._budget = EndBudget(options.drain_s)
         self._checkpoints = CheckpointReader(options.run_id, self._publish)
         self._pins = Pins(options.run_id, options.pin, self._publish)
@@ -153,19 +148,6 @@ class _Launch:
             stops_off=not options.stop,
             keeping=self._keeping,
         )
-
-    def print_line(self, line: str) -> None:
-        """One line for the person at the terminal."""
-        if self.options.print_line is not None:
-            self.options.print_line(line)
-            return
-        with contextlib.suppress(OSError):
-            print(f"{messages.PREFIX}{line}", file=sys.stderr, flush=True)
-
-    def note(self, line: str | None, *, wrong: bool = False) -> None:
-        """The same, unless `--quiet`, which lets lines through about what is `wrong`."""
-        if line is not None and (wrong or not self.options.quiet):
-            self.print_line(line)
 
     async def run(self) -> int:
         """The order of a launch, from start to end."""
@@ -197,10 +179,10 @@ class _Launch:
             job = await self._starting
         except _Held as error:
             # It gets no record: the stopped one stays the newest that the bus knows of.
-            self.print_line(str(error))
+            self.printer.line(str(error))
             return STOPPED
         except CannotStart as error:
-            self.print_line(str(error))
+            self.printer.line(str(error))
             return await self._not_started(error.exit_code, str(error))
         except asyncio.CancelledError:
             if self._cancelled is None:
@@ -267,7 +249,7 @@ class _Launch:
         """Bus, helper, RunStarted, job; None if there is no bus and one is required."""
         options, environ = self.options, dict(os.environ)
         for line in options.warnings:
-            self.print_line(line)
+            self.printer.line(line)
         try:
             environ = await self._start_watching(stack, environ)
         except _Held:
@@ -278,11 +260,11 @@ class _Launch:
                 logger.exception("watching cannot begin")
             reason = str(error) or f"{options.bus_url} did not answer within {OPEN_S:g} s"
             if options.require_bus:
-                self.print_line(f"cannot open the bus: {reason}")
+                self.printer.line(f"cannot open the bus: {reason}")
                 return None
             await self._let_go()
             self._watch = self._helper = None
-            self.print_line(messages.unwatched_line(reason))
+            self.printer.line(messages.unwatched_line(reason))
         self.job = Job(options.command, environ, self._reaper, terminal)
         for looking in (self._helper, self._watch):
             if looking is not None:
@@ -302,12 +284,12 @@ class _Launch:
             bus,
             options,
             self._topics,
-            self.print_line,
+            self.printer.line,
             timeout_s=OPEN_S,
             left=self._budget.left_s,
         )
         notice = getattr(bus, "notice", None)
-        self.note(notice if isinstance(notice, str) else None)
+        self.printer.note(notice if isinstance(notice, str) else None)
         await self._look_back(watch)
         endpoint = watch.listen_to_processes(runtime, self._heard)
         self._watch = watch
@@ -333,7 +315,7 @@ class _Launch:
         self._after_stop = found.reason
         if self.options.hold:
             raise _Held(found.held("--run-id"))
-        self.note(found.line, wrong=True)
+        self.printer.note(found.line, wrong=True)
 
     def _own_helper(self) -> HelperProcess | None:
         options = self.options
@@ -341,7 +323,7 @@ class _Launch:
             return None
         environ = helper_environment(os.environ)
         return HelperProcess(
-            options.helper, environ, self._reaper, options.helper_log, self.print_line
+            options.helper, environ, self._reaper, options.helper_log, self.printer.line
         )
 
     def fork(self) -> None:
@@ -370,7 +352,7 @@ class _Launch:
             self._helper.start()
         except OSError as error:
             self._helper = None
-            self.print_line(
+            self.printer.line(
                 f"cannot start the helper: {error}; records are kept, but no rule reads them"
             )
 
@@ -394,9 +376,9 @@ class _Launch:
         if self.options.stop:
             stop = "trusted_key" if len(read_keys(self._key_paths)) else "no_trusted_key"
             for why in untrusted_places(self._key_paths):
-                self.note(why)
+                self.printer.note(why)
         if stop == "no_trusted_key":
-            self.note("no trusted key: stops of this run will be refused")
+            self.printer.note("no trusted key: stops of this run will be refused")
         self._keep({self._members.first})
         watch.publisher.publish(
             run_started(
@@ -417,7 +399,7 @@ class _Launch:
             return
         self._checkpoints.receive(message)
         if self._stopper.left_early and not early:
-            self.note(f"the job left its loop: {LEFT_EARLY}", wrong=True)
+            self.printer.note(f"the job left its loop: {LEFT_EARLY}", wrong=True)
         asking = before_update.who_asks(message, self._members)
         if asking is not None:
             leaves = before_update.leaves(message)
@@ -454,47 +436,28 @@ class _Launch:
             self._reaper.reap()
             for kind in self._members.unwatched.keys() - unwatched:
                 unwatched.add(kind)
-                self.note(LINES[kind])
+                self.printer.note(LINES[kind])
             if not told and job.duration_s() > UNHEARD_S:
                 told = True
                 if self._members.pythons == 0:
-                    self.note(messages.unheard_line(self.options.command), wrong=True)
-            self._look_whether_judged()
-
-    def _look_whether_judged(self) -> None:
-        """Say once that nobody judges the run, and once that somebody does again."""
-        silent_s = time.monotonic() - self._judged_at
-        if self._watch is None or (silent_s > self.options.judged_within_s) == self._unjudged:
-            return
-        self._unjudged = not self._unjudged
-        if self._unjudged:
-            log = None if self._helper is None else self._helper.log
-            self.print_line(messages.unjudged_line(self._watch.bus.url, silent_s, log))
-        else:
-            self.print_line("this run's rules are reporting again")
+                    self.printer.note(messages.unheard_line(self.options.command), wrong=True)
+            if self._watch is not None:
+                log = None if self._helper is None else self._helper.log
+                self.printer.judging(self._watch.bus.url, log, now_s=time.monotonic())
 
     def _take_record(self, record: Record) -> None:
         news = self._own.apply(record, self._members.incarnations(), unix_ms())
         if news is None:
             return
-        if isinstance(news, ConfigurationRefused):
-            self.note(messages.refused_line(news), wrong=True)
-            return
-        if isinstance(news, IssueFiring) and news.severity == "critical" and news.stop_worthy:
-            # Before the stop is decided: people may take their time, and the job goes on saving.
-            self._pins.keep(news.last_good_checkpoint, news.incarnation)
-        if isinstance(news, IssueFiring) and (news.state != "ongoing" or news.turned_critical):
+        cause = None
+        if isinstance(news, IssueFiring):
             cause = self._own.view.issue(news.consequence_of or "")
-            self.note(messages.issue_line(news, cause), wrong=news.severity != "info")
-        elif isinstance(news, Delivery):
-            wrong = news.kind == "stop" or news.state in ("rejected", "expired")
-            self.note(messages.delivery_line(news), wrong=wrong)
-        elif isinstance(news, RunView):
-            self._judged_at = time.monotonic()
-            if news.capture is not None:
-                for line in messages.switched_off_lines(news.capture, self._told_off):
-                    self.note(line, wrong=True)
-        if self.options.observe is not None:
+            if news.severity == "critical" and news.stop_worthy:
+                # Before the stop is decided: people may take their time, and the job goes on
+                # saving.
+                self._pins.keep(news.last_good_checkpoint, news.incarnation)
+        self.printer.news(news, cause, now_s=time.monotonic())
+        if self.options.observe is not None and not isinstance(news, ConfigurationRefused):
             self.options.observe(news, record.append_ms)
 
     def _publish(self, data: Data) -> None:
@@ -508,7 +471,7 @@ class _Launch:
         if command is not None:
             self._pins.keep(command.last_good_checkpoint, command.incarnation)
         step = None if figures is None else figures.step
-        self.note(messages.stop_line(data, command=command, step=step), wrong=True)
+        self.printer.note(messages.stop_line(data, command=command, step=step), wrong=True)
 
     def _keeping(self) -> frozenset[int]:
         """Children of ours that are not the job's."""
@@ -555,7 +518,7 @@ class _Launch:
             left, options = self._own.open_deliveries(), self.options
             self._keep(self._members.incarnations())
             line = messages.left_over_line(left, ended, drain_s, watch.bus.url, options.again)
-            self.note(line, wrong=bool(left) or self._members.steps() > 0)
+            self.printer.note(line, wrong=bool(left) or self._members.steps() > 0)
         elif self.options.kept is not None:
             with contextlib.suppress(OSError):
                 self.options.kept.remove()
@@ -567,7 +530,7 @@ class _Launch:
         try:
             self.options.kept.keep(incarnations)
         except OSError as error:
-            self.print_line(
+            self.printer.line(
                 f"cannot save the addresses of --notify ({error.strerror or error}): notices still "
                 "pending at the end of this run are lost"
             )
@@ -606,13 +569,13 @@ class _Launch:
             try:
                 summary.write(options.summary)
             except (OSError, ValueError) as error:
-                self.print_line(f"cannot write the summary: {error}")
+                self.printer.line(f"cannot write the summary: {error}")
         if self._watch is not None and self.job is not None:
             unsaid = self._watch.publisher.unpublished
             line = messages.end_line(
                 summary, unsaid=unsaid, again=options.again, unwatched=self._members.unwatched
             )
-            self.note(line, wrong=judged < steps)
+            self.printer.note(line, wrong=judged < steps)
         return exit_code
 
     def _end(self, returncode: int) -> tuple[Outcome, int]:

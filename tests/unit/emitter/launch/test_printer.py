@@ -1,0 +1,127 @@
+"""Which news of a run get a line on its terminal, and which `--quiet` lets through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tocsin.bus.urls import open_bus
+from tocsin.emitter.launch.options import LaunchOptions
+from tocsin.emitter.launch.printer import Printer
+from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.issues import IssueFiring, IssueOngoing, Subject
+from tocsin.schemas.records.run_view import RunView
+from tocsin.schemas.records.runs import CaptureFigures
+
+
+def printer(printed: list[str], **more: Any) -> Printer:
+    url = "embedded:/nowhere/bus.db"
+    options = LaunchOptions(
+        command=("true",), run_id="r1", job_id="1", bus_url=url, open_bus=lambda: open_bus(url),
+        print_line=printed.append, **more,
+    )  # fmt: skip
+    return Printer(options, now_s=100.0)
+
+
+def issue(kind: type[IssueFiring] = IssueFiring, **changes: object) -> IssueFiring:
+    fields: dict[str, object] = {
+        "run_id": "r1", "incarnation": "i1", "world_size": 1, "issue_id": "x",
+        "rule": "nonfinite", "use": "nonfinite", "rule_version": 1, "severity": "critical",
+        "subject": Subject(kind="tensor", name="layer.weight"), "reason": "it has NaN",
+        "first_step": 7, "first_rank": 0,
+    }  # fmt: skip
+    return kind.model_validate(fields | changes)
+
+
+def delivery(**changes: object) -> Delivery:
+    fields: dict[str, object] = {
+        "delivery_id": "d", "issue_id": "x", "run_id": "r1", "incarnation": "i1",
+        "rule": "nonfinite", "issue_state": "firing", "action": "chat", "kind": "webhook",
+        "state": "delivered", "reason": "accepted", "created_ms": 1, "updated_ms": 1,
+        "give_up_ms": 9,
+    }  # fmt: skip
+    return Delivery.model_validate(fields | changes)
+
+
+def view(**changes: object) -> RunView:
+    fields: dict[str, object] = {"run_id": "r1", "incarnation": "i1", "state": "running"}
+    return RunView.model_validate(fields | changes)
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_quiet_holds_back_what_is_well_and_nothing_else(quiet: bool) -> None:
+    printed: list[str] = []
+    to = printer(printed, quiet=quiet)
+    to.news(issue(severity="info"), None, now_s=101)
+    to.news(delivery(), None, now_s=101)
+    well = len(printed)
+    to.news(issue(), None, now_s=101)
+    to.news(delivery(state="rejected", reason="410 gone"), None, now_s=101)
+    assert well == (0 if quiet else 2)
+    assert printed[well:] == [
+        "critical: nonfinite at step 7, layer.weight: it has NaN",
+        "  nonfinite -> chat: rejected (410 gone)",
+    ]
+
+
+def test_an_issue_that_goes_on_has_a_line_only_when_it_turns_critical() -> None:
+    printed: list[str] = []
+    to = printer(printed)
+    to.news(issue(IssueOngoing), None, now_s=101)
+    assert printed == []
+    to.news(issue(IssueOngoing, raised_from="warning"), None, now_s=101)
+    assert len(printed) == 1
+
+
+def test_a_cause_is_named() -> None:
+    printed: list[str] = []
+    first = issue(issue_id="y", rule="loss_diverged", first_step=5)
+    printer(printed).news(issue(consequence_of="y"), first, now_s=101)
+    assert printed[0].endswith("(a consequence of loss_diverged at step 5)")
+
+
+def test_that_nobody_judges_is_said_once_and_its_end_once() -> None:
+    printed: list[str] = []
+    to = printer(printed, judged_within_s=60.0, quiet=True)
+    for now_s in (110, 161, 170, 300):
+        to.judging("kafka://k:9092", None, now_s=now_s)
+    assert len(printed) == 1
+    assert "kafka://k:9092" in printed[0]
+    to.news(view(), None, now_s=301)
+    for now_s in (302, 310):
+        to.judging("kafka://k:9092", None, now_s=now_s)
+    assert printed[1:] == ["this run's rules are reporting again"]
+    assert not to.unjudged
+
+
+def test_a_probe_that_is_switched_off_is_named_once() -> None:
+    printed: list[str] = []
+    to = printer(printed, quiet=True)
+    figures = CaptureFigures(
+        overhead_percent=0.1,
+        records=1,
+        dropped=0,
+        degraded=("gradients: OSError: planted",),
+        not_watched=("gradients",),
+    )
+    for now_s in (101, 102):
+        to.news(view(capture=figures), None, now_s=now_s)
+    assert len(printed) == 1
+    assert printed[0].startswith("capture of gradients was switched off")
+
+
+def test_a_terminal_that_is_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone:
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stderr", Gone())
+    url = "embedded:/nowhere/bus.db"
+    options = LaunchOptions(
+        command=("true",), run_id="r1", job_id="1", bus_url=url, open_bus=lambda: open_bus(url)
+    )
+    Printer(options, now_s=0.0).line("nobody reads this")
