@@ -62,7 +62,8 @@ class Instance:
     """A rule of one run and incarnation.
 
     `covers` is the offset below which records are in its state already, after a restore; `touched`
-    whether the state may have changed since it was saved or restored.
+    whether the state may have changed since it was saved or restored; `unreported` whether it
+    failed where no issue could be returned: `report_failure` has it.
     """
 
     def __init__(self, spec: RuleSpec, times: RuleTimes | None = None) -> None:
@@ -71,6 +72,7 @@ class Instance:
         self.rule: AnyRule = spec.build()
         self.covers = 0
         self.touched = True
+        self.unreported = False
         self._shell = _Shell()
         self._copies: dict[int, AnyRule] = {}
         self._read: Collection[int] | None = None
@@ -97,7 +99,8 @@ class Instance:
         self.touched = True
         self.rule, self._copies, self._read = self.spec.build(), {}, None
         shell = self._shell
-        shell.failed, shell.untold, shell.part = None, False, None
+        shell.failed, shell.part = None, None
+        shell.untold = self.unreported = False
         shell.copies, shell.found_by = {}, {}
         return True
 
@@ -108,24 +111,19 @@ class Instance:
         return self._shell.cold
 
     def _is_cold(self, at: Moment) -> bool:
-        """Whether it has not seen enough since it began in the middle."""
+        """Whether one that began in the middle has not seen enough since."""
         shell, step = self._shell, at.run.last_step
-        if not shell.cold or step is None:
-            return shell.cold
+        if step is None:
+            return True
         if shell.cold_from is None:
             shell.cold_from = step
         shell.cold = step - shell.cold_from < self.spec.rule.meta.history_steps
         return shell.cold
 
-    @property
-    def unreported(self) -> bool:
-        """Whether it failed where no issue could be returned: `report_failure` has it."""
-        return self._shell.untold
-
     def report_failure(self, at: Moment, *, fails_as: RuleSpec | None) -> list[Reported]:
         """The issue of a failure that was not reported yet, once."""
-        why, self._shell.untold = self._shell.failed, False
-        self.touched = True
+        why, self.touched = self._shell.failed, True
+        self._shell.untold = self.unreported = False
         if why is None or fails_as is None:
             return []
         return [_failure(self.spec, fails_as, why, at)]
@@ -142,8 +140,7 @@ class Instance:
         try:
             return self.rule.next_due_ms()
         except Exception as error:
-            self._quarantine(error)
-            self._shell.untold = True
+            self._fail_untold(error)
             return None
 
     def status(self, *, ended: bool, stopped: bool) -> RuleStatus:
@@ -181,23 +178,26 @@ class Instance:
         is the rank whose summaries it takes in, if it is some; `scalars_of` that whose scalars it
         takes in, where they concern no other part.
         """
-        if self.failed:
+        spec, shell, times = self.spec, self._shell, self._times
+        if shell.failed is not None:
             return []
         self.touched = True
-        self._shell.input_seen |= input_seen
-        times = self._times
+        shell.input_seen |= input_seen
         try:
             began_s = 0.0 if times is None else times.begin()
-            if self.spec.rule.by_part:
+            if spec.rule.by_part:
                 outcomes = self._by_part(method, at, part, scalars_of)
             else:
                 outcomes = list(method(self.rule))
             if times is not None:
-                times.end(self.spec.name, began_s)
+                times.end(spec.name, began_s)
         except Exception as error:
             why = self._quarantine(error)
-            return [_failure(self.spec, fails_as, why, at)] if fails_as is not None else []
-        spec, shell, cold = self.spec, self._shell, self._is_cold(at)
+            return [_failure(spec, fails_as, why, at)] if fails_as is not None else []
+        cold = shell.cold and self._is_cold(at)
+        # A rule is called for each record of each rank, and nearly always has found nothing.
+        if not outcomes and not shell.episodes.open:
+            return []
         taken = (
             shell.episodes.apply(
                 outcome,
@@ -325,8 +325,8 @@ class Instance:
         if len(packed) <= MAX_STATE_BYTES or self.failed:
             return packed
         size, limit = f"{len(packed):,} bytes", f"{MAX_STATE_BYTES:,}"
-        self._quarantine(StateTooLarge(f"its state has {size}, more than {limit} cannot be saved"))
-        self._shell.untold, self._shell.copies = True, {}
+        self._fail_untold(StateTooLarge(f"its state has {size}, more than {limit} cannot be saved"))
+        self._shell.copies = {}
         return pack(self._state())
 
     def _state(self) -> bytes:
@@ -337,8 +337,8 @@ class Instance:
                 self._shell.copies = {rank: len(state) for rank, state in copies.items()}
                 own = b"".join([*copies.values(), self.rule.snapshot()])
             except Exception as error:
-                self._quarantine(error)
-                self._shell.untold, self._shell.copies = True, {}
+                self._fail_untold(error)
+                self._shell.copies = {}
         shell = dump_state(self._shell)
         return _LENGTH.pack(len(shell)) + shell + own
 
@@ -367,7 +367,12 @@ class Instance:
                 start += size
             read(self.rule, payload[start:])
         self._shell, self._copies, self._read = shell, copies, None
+        self.unreported = shell.untold
         self.covers, self.touched = covers, migrates
+
+    def _fail_untold(self, error: Exception) -> None:
+        self._quarantine(error)
+        self._shell.untold = self.unreported = True
 
     def _quarantine(self, error: Exception) -> str:
         logger.exception(

@@ -241,23 +241,24 @@ class RunEngine:
         reported: list[Reported] = []
         fed = self._fed[key]
         for instance in self.instances if everyone else listeners:
-            if instance.spec.rule.by_part and not read:
+            spec = instance.spec
+            if not read and spec.rule.by_part:
                 continue
             if tensors is not None and not instance.reads(tensors):
                 continue
-            if shed and not instance.spec.rule.by_presence:
+            if shed and not spec.rule.by_presence:
                 continue
-            if offset >= instance.covers and instance.spec.fits(self.state.labels):
-                seen = instance.spec.name in fed
+            if offset >= instance.covers and (not spec.match or spec.fits(self.state.labels)):
                 found = instance.call(
                     method,
                     at,
                     fails_as=self._failing,
-                    input_seen=seen,
+                    input_seen=spec.name in fed,
                     part=part,
                     scalars_of=scalars_of,
                 )
-                reported += self._with_causes(found, at)
+                if found:
+                    reported += self._with_causes(found, at)
         return [self._with_look(one) for one in reported]
 
     def _with_known_names(self, frame: TensorFrame) -> TensorFrame:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
 
 from tocsin.schemas.errors import MalformedRecord
 from tocsin.schemas.records.checkpoints import (
@@ -68,6 +70,10 @@ class RankState:
     capture: CaptureFigures | None = None
     devices: dict[str, int] = field(default_factory=dict)
 
+    def reported(self, step: int) -> bool:
+        """Whether nothing of that step is still to come."""
+        return self.outcome is not None or (self.last_step is not None and self.last_step >= step)
+
 
 @dataclass(slots=True)
 class LauncherState:
@@ -121,6 +127,8 @@ class RunState:
     goodput: GoodputLedger = field(default_factory=GoodputLedger)
     planned: Outlook = field(default_factory=Outlook)
     shedding: Shedding = field(default_factory=Shedding)
+    lagging: Annotated[int, Field(exclude=True)] = field(default=0, init=False)
+    """A rank that had not reported a step when this was asked last."""
 
     # -- records in ------------------------------------------------------------------------
 
@@ -221,8 +229,12 @@ class RunState:
             known = self.last_step if self.furthest is None else self.furthest
             self.furthest = step if known is None else max(known, step)
             losses = value.column("loss")
-            if losses is not None and value.speaker.rank == min(self.ranks):
+            if losses is not None and self._is_lowest(value.speaker.rank):
                 self.last_loss = float(losses[-1])
+
+    def _is_lowest(self, rank: int) -> bool:
+        # There may be thousands, and nearly always there is rank 0.
+        return rank == 0 or (0 not in self.ranks and rank == min(self.ranks))
 
     def quiet_due_ms(self) -> int | None:
         """When the run is lost unless something is heard; None: it has ended, or is lost."""
@@ -303,10 +315,16 @@ class RunState:
     def all_reported(self, step: int) -> bool:
         if len(self.ranks) < self.world_size:
             return False
-        return all(
-            rank.outcome is not None or (rank.last_step is not None and rank.last_step >= step)
-            for rank in self.ranks.values()
-        )
+        # Asked at each record while a rule waits, and there may be thousands: whom all waited for
+        # is asked first, and those that came last are behind most often.
+        lagging = self.ranks.get(self.lagging)
+        if lagging is not None and not lagging.reported(step):
+            return False
+        for number, rank in reversed(self.ranks.items()):
+            if not rank.reported(step):
+                self.lagging = number
+                return False
+        return True
 
     def ranks_read(self) -> Collection[int]:
         return self.parts.ranks()

@@ -8,6 +8,7 @@ shows where the thread waited for it.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -32,10 +33,12 @@ INPUTS: Final[tuple[Input, ...]] = (
 """What a rule on step times reads."""
 
 
+@lru_cache(maxsize=1)  # several rules ask for each frame, one after the other
 def step_time_breakdown(frame: StepFrame) -> Doubles | None:
     """Seconds of each step (rows) in each of `PARTS` (columns); None: no step time was sent.
 
-    A step whose time is not finite has NaN in `rest`. The sum of a row is the step's own time.
+    A step whose time is not finite has NaN in `rest`. The sum of a row is the step's own time. The
+    array cannot be written to.
     """
     total = frame.column("step_time_s")
     if total is None:
@@ -43,17 +46,22 @@ def step_time_breakdown(frame: StepFrame) -> Doubles | None:
     parts = np.zeros((len(total), len(PARTS)))
     for j, names in enumerate(_COLUMNS.values()):
         for name in names:
-            parts[:, j] += _seconds(frame, name)
-    own = total.astype(np.float64) - _seconds(frame, "evaluation_s")
-    with np.errstate(invalid="ignore"):
-        parts[:, -1] = np.where(
-            np.isfinite(own), np.maximum(own - parts[:, :-1].sum(axis=1), 0.0), np.nan
-        )
+            if (seconds := _seconds(frame, name)) is not None:
+                parts[:, j] += seconds
+    own = total.astype(np.float64)
+    if (evaluation := _seconds(frame, "evaluation_s")) is not None:
+        own -= evaluation
+    rest = own - parts[:, :-1].sum(axis=1)
+    # Not finite stays not finite: it is no time.
+    parts[:, -1] = np.where(np.isfinite(own), np.maximum(rest, 0.0), np.nan)
+    parts.flags.writeable = False
     return parts
 
 
-def _seconds(frame: StepFrame, column: str) -> Doubles:
+def _seconds(frame: StepFrame, column: str) -> Doubles | None:
     values = frame.column(column)
     if values is None:
-        return np.zeros(frame.steps.size)
-    return np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+        return None
+    seconds = values.astype(np.float64)
+    seconds[~np.isfinite(seconds)] = 0.0
+    return seconds

@@ -74,7 +74,7 @@ class _State:
     pending: Pending | None = None
     open_since: int | None = None
     healthy_since: int | None = None
-    with_lr: list[int] = field(default_factory=list)
+    with_lr: set[int] = field(default_factory=set)
     skipped: dict[int, int] = field(default_factory=dict)
     lead: RankSeries = field(default_factory=RankSeries)
     forward: dict[int, Forward] = field(default_factory=dict)
@@ -326,8 +326,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         none = np.zeros(len(frame.steps), np.int64)
         rank = frame.speaker.rank
         if any(name.startswith("lr.") for name in frame.columns):
-            if rank not in self.state.with_lr:
-                self.state.with_lr.append(rank)
+            self.state.with_lr.add(rank)
             self.state.skipped.pop(rank, None)
         elif rank in self.state.with_lr:
             self.state.skipped[rank] = int(frame.steps[-1])

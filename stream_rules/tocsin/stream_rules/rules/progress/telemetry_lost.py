@@ -116,8 +116,11 @@ class TelemetryLost(Rule[TelemetryLostParams, _State]):
         state = self.state
         heard = state.heard.get(rank)
         if heard is None:
-            state.heard[rank] = _Heard(at.now_ms, at.boot, at.seq, at.run.heartbeat_ms(rank))
-            self._schedule()
+            heard = _Heard(at.now_ms, at.boot, at.seq, at.run.heartbeat_ms(rank))
+            state.heard[rank] = heard
+            # Of thousands of ranks that come one by one, not all each time.
+            end_ms = heard.at_ms + self._limit_ms(heard)
+            state.check_ms = end_ms if state.check_ms is None else min(state.check_ms, end_ms)
         else:
             heard.at_ms, heard.boot, heard.seq = at.now_ms, at.boot, at.seq
             heard.every_ms = at.run.heartbeat_ms(rank)
