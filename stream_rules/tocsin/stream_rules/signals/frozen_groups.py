@@ -48,7 +48,13 @@ class FrozenGroups:
             rates = frame.column(name) if name.startswith("lr.") else None
             if rates is None or not len(rates):
                 continue
-            highest = np.fmax(np.fmax.accumulate(rates), self.highest.get(name, 0.0))
+            known = self.highest.get(name, 0.0)
+            if len(rates) == 1 and 0.0 < rates[0] == known:
+                # As nearly always: a record of one step, at the highest rate so far.
+                self.now[name] = False
+                self.lately.setdefault(name, False)
+                continue
+            highest = np.fmax(np.fmax.accumulate(rates), known)
             rests = (rates == 0) | (rates < _NEXT_TO_NOTHING * highest)
             if np.isfinite(highest[-1]):
                 self.highest[name] = float(highest[-1])

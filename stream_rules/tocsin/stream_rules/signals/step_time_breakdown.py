@@ -8,7 +8,6 @@ shows where the thread waited for it.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -33,12 +32,10 @@ INPUTS: Final[tuple[Input, ...]] = (
 """What a rule on step times reads."""
 
 
-@lru_cache(maxsize=1)  # several rules ask for each frame, one after the other
 def step_time_breakdown(frame: StepFrame) -> Doubles | None:
     """Seconds of each step (rows) in each of `PARTS` (columns); None: no step time was sent.
 
-    A step whose time is not finite has NaN in `rest`. The sum of a row is the step's own time. The
-    array cannot be written to.
+    A step whose time is not finite has NaN in `rest`. The sum of a row is the step's own time.
     """
     total = frame.column("step_time_s")
     if total is None:
@@ -54,7 +51,6 @@ def step_time_breakdown(frame: StepFrame) -> Doubles | None:
     rest = own - parts[:, :-1].sum(axis=1)
     # Not finite stays not finite: it is no time.
     parts[:, -1] = np.where(np.isfinite(own), np.maximum(rest, 0.0), np.nan)
-    parts.flags.writeable = False
     return parts
 
 

@@ -130,8 +130,11 @@ class StepOutlier(Rule[StepOutlierParams, _State]):
         return ()
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        rank, parts = frame.speaker.rank, step_time_breakdown(frame)
-        if parts is None or (self.state.rank is not None and rank > self.state.rank):
+        rank = frame.speaker.rank
+        if self.state.rank is not None and rank > self.state.rank:
+            return
+        parts = step_time_breakdown(frame)
+        if parts is None:
             return
         if rank != self.state.rank:
             self.state = _State(rank=rank, node=self.state.node)

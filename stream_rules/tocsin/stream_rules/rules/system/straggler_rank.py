@@ -158,7 +158,9 @@ class StragglerRank(Rule[StragglerRankParams, _State]):
                 )
             for place, column in columns:
                 row[rank, place] = column[at_row]
-            if _complete(row, on_device=state.on_device).all():
+            # Ranks come in their order, more or less: most often the last one is still to come.
+            last_is_there = not np.isnan(row[-1, _STEP])
+            if last_is_there and _complete(row, on_device=state.on_device).all():
                 yield from self._take(step)
         most = max(8, _PENDING_CELLS // (state.world * len(_COLUMNS)))
         while len(state.pending) > most:
