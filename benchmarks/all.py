@@ -27,6 +27,7 @@ def main() -> int:
         ["bus.py", *(["--kafka", kafka] if kafka else [])],
         ["rules.py"],
         ["fleet.py"],
+        ["replay.py"],
         ["capture.py", "--columns", "nothing", "tocsin", "full", "activations", "naive"],
         ["short_steps.py"],
         ["start.py"],

@@ -95,12 +95,12 @@ def main() -> None:
         for run_id in ("short", "long"):
             tocsin(folder, "bus", "dump", f"{run_id}.gz", "--run", run_id)
         sources = {
-            "the embedded bus": lambda run_id: ("--run", run_id),
-            "a dump": lambda run_id: ("--file", f"{run_id}.gz"),
+            "the embedded bus": ("--run", "short", "long"),
+            "a dump": ("--file", "short.gz", "long.gz"),
         }
-        for source, words in sources.items():
-            start_s, _ = replay(folder, *words("short"))
-            cpu_s, wall_s = replay(folder, *words("long"))
+        for source, (option, short, long) in sources.items():
+            start_s, _ = replay(folder, option, short)
+            cpu_s, wall_s = replay(folder, option, long)
             alone = (run_s - short_s) / max(cpu_s - start_s, 1e-3)
             found.append(Replayed(source, run_s, cpu_s, wall_s, run_s / cpu_s, alone))
     if arguments.json:
