@@ -190,7 +190,7 @@ async def take_over(bus: Bus, topics: Topics, runs: int, *, standby: bool, group
     )
 
 
-async def _init(bus: Bus, topics: Topics) -> None:
+async def init(bus: Bus, topics: Topics) -> None:
     """A broker that has just been started may take longer than an answer is waited for."""
     for _ in range(9):
         with contextlib.suppress(BusUnavailable):
@@ -217,7 +217,7 @@ async def measure(url: str, runs: int, checkpoints: int) -> list[TakeOver]:
     """Both, over the same records."""
     topics = Topics(f"bench-{uuid.uuid4().hex[:8]}")
     async with open_bus(url) as bus:
-        await _init(bus, topics)
+        await init(bus, topics)
         builders = await write(bus, topics, runs, checkpoints)
         committed = await ends_of(bus, [Partition(topics.telemetry, number) for number in ALL])
         found = []

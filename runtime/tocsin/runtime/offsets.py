@@ -52,8 +52,18 @@ class Positions:
         return 0 if owned is None else owned.next.get(partition.topic) or 0
 
     def behind(self, ends: Mapping[Partition, int]) -> dict[Partition, int]:
-        """The partitions that are not applied up to these ends, and by how many offsets."""
-        return {p: end - self.next(p) for p, end in ends.items() if end > self.next(p)}
+        """Those of our partitions that are not applied up to these ends, and by how many offsets.
+
+        One that is another's by now does not count. In the middle of a rebalance, while there are
+        none, those do that may come back.
+        """
+        ours = self._owned or self._parked
+        found = {}
+        for partition, end in ends.items():
+            place = ours.get(partition.number)
+            if place is not None and end > (at := place.next.get(partition.topic) or 0):
+                found[partition] = end - at
+        return found
 
     def start(self, number: int, committed: Offsets) -> None:
         """This partition is ours and restored."""

@@ -216,7 +216,8 @@ class Worker:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def caught_up(self, timeout_s: float) -> bool:
-        """Wait until all that is on the owned partitions now is applied and committed.
+        """Wait until all that is on the owned partitions now is applied and committed; those that
+        are given to another meanwhile are not waited for.
 
         False if that took longer than `timeout_s`, or the bus does not answer.
         """

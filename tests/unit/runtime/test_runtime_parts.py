@@ -64,6 +64,17 @@ def test_a_hole_up_to_the_end_is_passed_once_it_was_fetched_again() -> None:
     assert positions.pass_holes({Partition("t", 1): 9}) == (False, {}), "it is not ours"
 
 
+def test_a_partition_that_is_another_s_is_not_waited_for_and_one_that_may_come_back_is() -> None:
+    positions = Positions(["t"])
+    other = Partition("t", 1)
+    positions.start(0, {"t": 5})
+    positions.start(1, {"t": 6})
+    positions.park({0, 1})
+    assert positions.behind({P0: 9, other: 9}) == {P0: 4, other: 3}
+    assert positions.take_back(1, {"t": 6})
+    assert positions.behind({P0: 9, other: 9}) == {other: 3}
+
+
 def test_what_is_before_the_place_to_start_from_is_not_read() -> None:
     positions = Positions(["t"])
     positions.start(0, {"t": None})

@@ -98,6 +98,22 @@ async def test_outputs_and_state_follow_from_the_input_alone(bus: EmbeddedBus) -
     assert len(await outputs_of(bus, "run-1")) == 60 // 7
 
 
+async def test_who_gives_partitions_to_another_does_not_wait_for_them(bus: EmbeddedBus) -> None:
+    runs = [f"run-{number}" for number in range(8)]
+    assert {telemetry_partition(run) % 2 for run in runs} == {0, 1}
+    for run in runs:
+        await send(bus, run, numbers(*range(200)))
+    first, second = (make(bus, FoldService(TOPICS)) for _ in range(2))
+    async with running(first):
+        waiting = asyncio.create_task(first.caught_up(20))
+        await first.ready.wait()
+        async with running(second):
+            assert await waiting
+            assert await second.caught_up(20)
+    for run in runs:
+        assert dict(await outputs_of(bus, run)) == expected_outputs(run, range(200))
+
+
 async def test_goes_on_from_the_snapshot_after_a_restart(bus: EmbeddedBus) -> None:
     await send(bus, "run-1", numbers(*range(10)))
     first = make(bus, FoldService(TOPICS))
