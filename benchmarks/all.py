@@ -39,6 +39,7 @@ def main() -> int:
         ["store.py"],
         *([["stop_latency.py", "--stops", "60", "--bus", kafka]] if kafka else []),
         *([["take_over.py", "--runs", "250", "--bus", kafka]] if kafka else []),
+        *([["streaming.py", "--bus", kafka]] if kafka else []),
     ]
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     failed = 0

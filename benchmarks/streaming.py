@@ -328,12 +328,14 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tocsin-bench-")))
         brokers = 0 if arguments.bus else arguments.brokers
         url = stack.enter_context(bus_of(arguments.bus, brokers, folder))
-        topics = Topics(f"fleet-{uuid.uuid4().hex[:8]}")
-        records = asyncio.run(fill(url, topics, arguments.records))
-        found = [
-            read_all(name, url, topics.prefix, records, processes=processes, python=python)
-            for name, processes, python in _programs(arguments.others)
-        ]
+        found = []
+        for name, processes, python in _programs(arguments.others):
+            # Each has topics of its own: a worker goes on from the states that are there.
+            topics = Topics(f"fleet-{uuid.uuid4().hex[:8]}")
+            records = asyncio.run(fill(url, topics, arguments.records))
+            found.append(
+                read_all(name, url, topics.prefix, records, processes=processes, python=python)
+            )
         waited = asyncio.run(delays(url))
     if arguments.json:
         print(json.dumps({"read": [asdict(one) for one in found], "delays_ms": waited}))

@@ -52,7 +52,7 @@ class Positions:
         return 0 if owned is None else owned.next.get(partition.topic) or 0
 
     def behind(self, ends: Mapping[Partition, int]) -> dict[Partition, int]:
-        """Those of our partitions that are not applied up to these ends, and by how many offsets.
+        """Our partitions that are not applied up to these ends, and by how many offsets.
 
         One that is another's by now does not count. In the middle of a rebalance, while there are
         none, those do that may come back.

@@ -24,6 +24,7 @@ from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitio
 from tocsin.bus.kafka import topic_admin
 from tocsin.bus.kafka.clients import (
     CONSUMER_OPTIONS,
+    MEMBER_OPTIONS,
     PRODUCER_OPTIONS,
     KafkaProducer,
     KafkaReader,
@@ -236,7 +237,7 @@ class KafkaBus:
             max_poll_interval_ms=int(POLL_INTERVAL_S * 1_000),
             rebalance_timeout_ms=int(REBALANCE_S * 1_000),
             partition_assignment_strategy=(StickyPartitionAssignor,),
-            **CONSUMER_OPTIONS,
+            **MEMBER_OPTIONS,
             **self._connection,
         )
         await self._start(client)

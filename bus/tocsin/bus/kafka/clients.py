@@ -53,6 +53,13 @@ CONSUMER_OPTIONS: Final[Mapping[str, Any]] = {
     "max_partition_fetch_bytes": MAX_PARTITION_FETCH_BYTES,
     "fetch_max_bytes": MAX_FETCH_BYTES,
 }
+MEMBER_OPTIONS: Final[Mapping[str, Any]] = {
+    **CONSUMER_OPTIONS,
+    # One fetch is under way to each broker. If it was for partitions that have nothing, those that
+    # have more wait until it is answered: half a second by default, each time.
+    "fetch_max_wait_ms": 100,
+}
+"""Of a member of a group, which may have much to catch up with."""
 
 
 class _OwnThreads(logging.Filter):
