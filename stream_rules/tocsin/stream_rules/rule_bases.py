@@ -174,12 +174,16 @@ class SeriesRule(Rule[P, V]):
         state: V = self.state_type(lead=self.state.lead)
         return state
 
+    def points(self, frame: StepFrame) -> Iterable[tuple[int, float]]:
+        """The new steps of a frame of the lowest rank, and their values."""
+        return self.state.lead.points(frame, self.column)
+
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         if self.state.lead.overtaken_by(frame):
             self.state = self.restarted()
         if not self.state.lead.accepts(frame):
             return
-        for step, value in self.state.lead.points(frame, self.column):
+        for step, value in self.points(frame):
             if math.isfinite(value):
                 yield from self.on_value(step, value, at)
 

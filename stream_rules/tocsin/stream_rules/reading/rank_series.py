@@ -6,7 +6,7 @@ them is enough, and whole series of thousands of ranks would be too much to reme
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -68,9 +68,12 @@ class RankSeries(PointHistory):
     def points(self, frame: StepFrame, column: str) -> Iterator[tuple[int, float]]:
         """The new points of a column; a step that was there already is left out."""
         values = frame.column(column)
-        if values is None:
-            return
-        for step, value in zip(frame.steps.tolist(), values.tolist(), strict=True):
+        if values is not None:
+            yield from self.new(frame, values.tolist())
+
+    def new(self, frame: StepFrame, values: Sequence[float]) -> Iterator[tuple[int, float]]:
+        """The new points of values that were derived from a frame, one for each of its steps."""
+        for step, value in zip(frame.steps.tolist(), values, strict=True):
             if self.add(step, value):
                 yield step, value
 

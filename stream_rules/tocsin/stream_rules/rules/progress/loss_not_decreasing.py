@@ -48,6 +48,7 @@ from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 from tocsin.stream_rules.signals import warm_start
 from tocsin.stream_rules.signals.lagged_loss import LaggedLoss
+from tocsin.stream_rules.signals.step_losses import StepLosses
 from tocsin.stream_rules.signals.warm_start import WarmStart
 
 _BUCKETS: Final = 512
@@ -104,6 +105,7 @@ class _State:
     flat: int = 0
     rising: int = 0
     rising_step: int = 0
+    losses: StepLosses = field(default_factory=StepLosses)
     before: LaggedLoss = field(default_factory=LaggedLoss)
     warm_start: WarmStart = field(default_factory=WarmStart)
     lowest: float = math.inf
@@ -162,9 +164,8 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
         return ()
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        losses = frame.column("loss")
         state, rank = self.state, frame.speaker.rank
-        if frame.mode != self.params.mode or losses is None:
+        if frame.mode != self.params.mode or frame.column("loss") is None:
             return
         if state.rank is not None and rank > state.rank:
             return
@@ -174,7 +175,8 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
             )
         if at.run.one_loss is False and self.params.against == "beginning":
             return
-        for step, loss in zip(frame.steps.tolist(), losses.tolist(), strict=True):
+        losses = state.losses.of(frame)
+        for step, loss in zip(frame.steps.tolist(), losses, strict=True):
             if step <= state.last_step or not math.isfinite(loss):
                 continue
             if state.count == 0:

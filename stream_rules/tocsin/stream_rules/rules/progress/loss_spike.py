@@ -22,16 +22,19 @@ healthy.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 from pydantic import Field
 
+from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, RuleMeta, scalar
 from tocsin.stream_rules.rule_bases import SeriesRule, SeriesState
+from tocsin.stream_rules.signals.step_losses import StepLosses
 
 _BACK: Final = 3
 _SIGMA: Final = 1.4826
@@ -76,6 +79,7 @@ class _Level:
 
 @dataclass(slots=True)
 class _State(SeriesState):
+    losses: StepLosses = field(default_factory=StepLosses)
     window: list[float] = field(default_factory=list)
     limit: float | None = None
     median: float = 0.0
@@ -115,6 +119,10 @@ class LossSpike(SeriesRule[LossSpikeParams, _State]):
     )
     state_type = _State
     column = "loss"
+
+    def points(self, frame: StepFrame) -> Iterable[tuple[int, float]]:
+        losses = self.state.losses.of(frame)
+        return self.state.lead.new(frame, losses) if losses else ()
 
     def on_value(self, step: int, value: float, at: Moment) -> Outcomes:
         state, loss = self.state, value

@@ -300,6 +300,54 @@ def test_optimizers_of_one_loss_are_as_one(own: int | None, stops: bool) -> None
     assert any(issue.stop_worthy for issue in issues) is stops
 
 
+YOLO = [
+    *(7.7, 61.2, 25.3, 13.1, 11.7, 71.7, 6.87, 22.7, 8.49, 31.8, 23.5, 3.68, 60.6, 15.7, 25.9),
+    *(42.5, 75.1, 41.8, 44.1, 65.9, 22.3, 76.6, 71.6, 70.7, 86.7, 59.8, 68.8, 62.0, 64.4, 44.9),
+    *(73.3, 65.5, 60.2, 63.2, 51.2, 60.2, 53.7, 55.4, 57.9, 63.7, 46.9, 61.6, 48.8, 62.9, 45.7),
+    *(42.7, 49.5, 46.2, 51.3, 42.3, 40.8, 54.2, 49.0, 50.0, 45.2, 42.7, 49.2),
+]
+"""The mean loss of each step of a healthy detector: its boxes, their kinds, their edges, all times
+the eight images of a batch. No box is found in the first steps."""
+
+
+def of_detector(means: list[float], *, most: int) -> RunBuilder:
+    """One micro-batch in each of the first 12 steps, then up to `most`, whose losses are added."""
+    run = RunBuilder()
+    run.started()
+    run.loss_inputs(0, function="binary_cross_entropy_with_logits")
+    run.steps(range(12), loss=means[:12])
+    counts = np.minimum(np.arange(2, 2 + len(means) - 12), most)
+    run.steps(
+        range(12, len(means)),
+        loss=means[12:] * counts,
+        loss_mean=means[12:],
+        micro_batches=counts,
+    )
+    return run
+
+
+@pytest.mark.parametrize("most", [1, 2, 16])
+def test_a_loss_that_is_a_sum_is_compared_with_no_guess(most: int) -> None:
+    later = [47.0 + (i * 7) % 5 for i in range(400)]
+    assert_quiet(of_detector([*YOLO, *later], most=most).records)
+
+
+@pytest.mark.parametrize(("ruined", "stops"), [(400.0, False), (40_000.0, True)])
+def test_a_sum_that_diverges_is_found(ruined: float, stops: bool) -> None:
+    run = of_detector([*YOLO, *[47.0] * 60, *[ruined] * 200], most=2)
+    issues = issues_of(run.records, "loss_diverged", specs=DIVERGED)
+    assert issues
+    assert any(issue.stop_worthy for issue in issues) is stops
+
+
+def test_more_micro_batches_whose_losses_are_divided_are_no_fall_and_no_rise() -> None:
+    run = RunBuilder()
+    run.started()
+    counts = np.asarray([4] * 100 + [16] * 300)
+    run.steps(range(400), loss=2.0, loss_mean=2.0 / counts, micro_batches=counts)
+    assert issues_of(run.records, specs=DIVERGED) == []
+
+
 @pytest.mark.parametrize("own", [1, 2])
 def test_a_loss_of_several_optimizers_that_never_falls(own: int) -> None:
     chance = np.random.default_rng(0)
