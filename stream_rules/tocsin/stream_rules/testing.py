@@ -245,7 +245,14 @@ class RunBuilder:
             boot=boot,
         )
 
-    def started(self, *, rank: int = 0, role: Role = "trainer", optimizers: int = 1) -> None:
+    def started(
+        self,
+        *,
+        rank: int = 0,
+        role: Role = "trainer",
+        optimizers: int = 1,
+        environment: bool = False,
+    ) -> None:
         """Append the start of a rank, or of the launcher."""
         self.event(
             RunStarted(
@@ -258,6 +265,7 @@ class RunBuilder:
                 labels=self.labels,
                 optimizers=optimizers,
                 collections=("gradients", "weights"),
+                environment=environment,
             ),
             rank=rank,
             role=role,

@@ -98,7 +98,9 @@ class Hooks(LoopState):
         self.isolation.run("compiler", leave_uncompiled)
         session.before_end = capture.close
         shape = shape_of(capture.optimizers, self.isolation)
-        session.announce({**shape, "loaded": self.loads.drain()})
+        # Whoever learns from a data loader has its environment to evaluate in.
+        acts = capture.optimizers.environment and not self.around.loaders.is_read
+        session.announce({**shape, "loaded": self.loads.drain(), "environment": acts})
         self.isolation.run("plan", plan_of_framework, capture.training)
         if capture.training.identity.world_size > 1:
             for parameter in capture.parameters():

@@ -20,6 +20,7 @@ from typing import Final
 import torch
 from torch import nn
 
+from tocsin.emitter.model.environments import environment_classes
 from tocsin.emitter.model.mesh_names import Cuts, place_of, stage_class
 
 DEAR_S: Final = 0.3
@@ -43,11 +44,16 @@ _MARKS: Final = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_mod
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Live modules, optimizers, and stages of a pipeline."""
+    """Live modules, optimizers, and stages of a pipeline.
+
+    Attributes:
+        environment: whether there is one for a model to act in.
+    """
 
     modules: tuple[nn.Module, ...]
     optimizers: tuple[torch.optim.Optimizer, ...]
     stages: tuple[object, ...]
+    environment: bool = False
 
 
 class _Walks:
@@ -86,10 +92,12 @@ def find() -> Found:
     optimizer_types = _with_subclasses(torch.optim.Optimizer)
     module_types = _with_subclasses(nn.Module)
     stage_types = {} if stage_type is None else _with_subclasses(stage_type)
-    wanted = {*optimizer_types, *module_types, *stage_types}
+    environment_types = {i for each in environment_classes() for i in _with_subclasses(each)}
+    wanted = {*optimizer_types, *module_types, *stage_types, *environment_types}
     modules: list[nn.Module] = []
     optimizers: list[torch.optim.Optimizer] = []
     stages: list[object] = []
+    environment = False
     things = gc.get_objects()
     for start in range(0, len(things), _AT_ONCE):
         part = things[start : start + _AT_ONCE]
@@ -100,11 +108,13 @@ def find() -> Found:
                 modules.append(thing)
             elif id(type(thing)) in optimizer_types:
                 optimizers.append(thing)
+            elif id(type(thing)) in environment_types:
+                environment = True
             else:
                 stages.append(thing)
     del things
     walks.add(time.thread_time() - began)
-    return Found(tuple(modules), tuple(optimizers), tuple(stages))
+    return Found(tuple(modules), tuple(optimizers), tuple(stages), environment)
 
 
 def may_be_hidden() -> bool:

@@ -121,6 +121,8 @@ class Optimizers:
         self.settled = False
         """Whether an optimizer has come back that seemed to be done: nothing is over any more."""
         found = self._look()
+        self.environment = found.environment
+        """Whether there was one for the model to act in when the training began."""
         self._root: weakref.ref[nn.Module] | None = None
         self._names: dict[int, str] = {}
         self._types: dict[str, str] = {}

@@ -78,6 +78,7 @@ class Shape(TypedDict, total=False):
     versions: Mapping[str, str | None]
     devices: Mapping[str, int]
     loaded: tuple[str, ...]
+    environment: bool
 
 
 class Training:
@@ -358,6 +359,7 @@ class Training:
             after_stop=clip(os.environ.get(AFTER_STOP, "")),
             devices=dict(shape.get("devices", {})),
             loaded=shape.get("loaded", ()),
+            environment=shape.get("environment", False),
             ends_by_ms=run_facts.ends_by_ms(os.environ),
         )
 

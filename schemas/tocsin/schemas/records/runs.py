@@ -132,6 +132,11 @@ class RunStarted(RunData):
     loaded: Many[Text] = Field(
         default=(), description="the last files that were loaded before the first step, by torch"
     )
+    environment: bool = Field(
+        default=False,
+        description="whether the model acts in an environment (reinforcement learning) and learns "
+        "from what happens there: its loss does not measure progress",
+    )
     ends_by_ms: Millis | None = Field(
         default=None, description="when the scheduler ends the job; None: not known"
     )

@@ -104,6 +104,8 @@ class RunState:
     """Whether a rank has reported that it trains, and with how many optimizers."""
     losses: int = 0
     """How many of them step after a backward call of their own; 0 while unknown."""
+    acts: bool = False
+    """Whether the model of a rank acts in an environment."""
     collections: list[str] = field(default_factory=list)
     started_ms: int = 0
     heard_ms: int = 0
@@ -388,6 +390,7 @@ class RunState:
             rank.heartbeat_ms = round(1000 * data.heartbeat_s)
             rank.devices = data.devices
             self.trains = True
+            self.acts = self.acts or data.environment
             self.optimizers = max(self.optimizers, data.optimizers)
             self.collections = sorted({*self.collections, *data.collections})[:MAX_COLLECTIONS]
 

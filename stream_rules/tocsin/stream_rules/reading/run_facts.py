@@ -42,6 +42,12 @@ class RunFacts(Protocol):
         ...
 
     @property
+    def acts(self) -> bool:
+        """Whether the model learns from its own actions in an environment: its losses rise and jump
+        with the values that it reaches, and with each copy of a target network."""
+        ...
+
+    @property
     def collections(self) -> Collection[str]:
         """What is captured, by the records of the ranks' start."""
         ...

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 from typing import SupportsFloat
 
 import pytest
@@ -23,6 +25,7 @@ from tocsin.schemas.records.runs import (
     DataLoaderSeen,
     PhaseMark,
     RunEnded,
+    RunStarted,
 )
 
 MS = 0.001
@@ -289,3 +292,28 @@ def test_on_a_gpu_nothing_is_waited_for_and_all_arrives(tmp_path: Path) -> None:
     assert labels
     assert all(int(f.counts[:, 0].sum()) % 32 == 0 for f in labels)
     assert found.of(CaptureDegraded) == []
+
+
+class Pole:
+    """An environment, as far as capture looks at it."""
+
+
+@pytest.mark.parametrize("loader", [False, True])
+def test_whoever_acts_in_an_environment_and_reads_no_loader_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: bool
+) -> None:
+    library = ModuleType("gymnasium")
+    vars(library)["Env"] = Pole
+    monkeypatch.setitem(sys.modules, "gymnasium", library)
+    pole = Pole()
+    model = torch.nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(8, 6))
+    with captured(tmp_path):
+        for (batch,) in DataLoader(data, batch_size=4) if loader else [data[:4], data[4:]]:
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert isinstance(pole, Pole)
+    started = [one for one in said(tmp_path).of(RunStarted) if one.role == "trainer"]
+    assert [one.environment for one in started] == [not loader]

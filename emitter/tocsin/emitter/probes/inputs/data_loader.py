@@ -104,6 +104,11 @@ class Loaders(Probe):
         """Whether the loader that gave the last batch feeds the training."""
         return self._last is not None and self._last.mode == "train"
 
+    @property
+    def is_read(self) -> bool:
+        """Whether a loader that is iterated now feeds the training, not one of an earlier one."""
+        return self.trains and self._newest is not None and self._newest() is not None
+
     def stepped(self, training: Training, step: int) -> None:
         """Report what is known and was not reported yet."""
         self.close(training)

@@ -9,7 +9,8 @@ The rule checks once the run has `num_steps` losses, and each time that number h
   its size or of the fall until then, whichever is larger.
 
 Either must be true `patience` consecutive times. Losses of both signs, as in policy gradients, and
-those of optimizers that each have their own loss, do not measure progress and are not checked.
+those of optimizers that each have their own loss, do not measure progress and are not checked; nor
+are those of a model that acts in an environment, whose errors grow with the values that it reaches.
 Before that, every 50 losses from the 50th on, a run is flat too (`stuck`) whose loss is not known
 to have fallen by 2 %: the fall from the first third to the last, and twice its standard error, are
 less than that, at two looks in a row, although its weights have moved by a tenth of their size or
@@ -148,8 +149,9 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
         },
         does_not_see="A plateau after the run has learned something: most runs end on one. Losses "
         "of several optimizers with a backward call each, which work against each other, and "
-        "losses of both signs, which do not measure progress, as with policy gradients. A run "
-        "resumed from a checkpoint, before `num_steps` losses; a run of less than 100 losses.",
+        "losses of both signs, which do not measure progress, as with policy gradients, and "
+        "the loss of reinforcement learning. A run resumed from a checkpoint, before `num_steps` "
+        "losses; a run of less than 100 losses.",
         resolve_after_steps=0,
     )
     state_type = _State
@@ -173,7 +175,7 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
             self.state = state = _State(
                 rank=rank, next_look=self.params.num_steps, warm_start=state.warm_start
             )
-        if at.run.one_loss is False and self.params.against == "beginning":
+        if (at.run.acts or at.run.one_loss is False) and self.params.against == "beginning":
             return
         losses = state.losses.of(frame)
         for step, loss in zip(frame.steps.tolist(), losses, strict=True):

@@ -17,7 +17,8 @@ requests a stop. It is critical only if a spike has lasted for `recover_steps` a
 `critical_factor` times as high as the initial loss (the median of its first losses), of one loss
 and never near zero: the next stage of a curriculum (an autoencoder whose inputs become noisy at
 once) stays at ten times its level, and the errors of Q-learning grow with the values; both are
-healthy.
+healthy. That of a model that acts in an environment is not checked: it jumps whenever a target
+network is copied, and with the first long episode.
 """
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ class LossSpike(SeriesRule[LossSpikeParams, _State]):
         "If it happens again, clip gradients or lower the learning rate. Many spikes recover.",
         params=LossSpikeParams,
         does_not_see="A spike in the first `window` losses, and one that ends within `for_steps` "
-        "losses: those are part of the noise of most large trainings.",
+        "losses: those are part of the noise of most large trainings. The loss of reinforcement "
+        "learning, which jumps by design.",
         resolve_after_steps=0,
     )
     state_type = _State
@@ -125,6 +127,8 @@ class LossSpike(SeriesRule[LossSpikeParams, _State]):
         return self.state.lead.new(frame, losses) if losses else ()
 
     def on_value(self, step: int, value: float, at: Moment) -> Outcomes:
+        if at.run.acts:
+            return
         state, loss = self.state, value
         if len(state.begin) < _FIRST:
             state.begin.append(loss)

@@ -348,6 +348,32 @@ def test_more_micro_batches_whose_losses_are_divided_are_no_fall_and_no_rise() -
     assert issues_of(run.records, specs=DIVERGED) == []
 
 
+def balancing(seed: int) -> npt.NDArray[np.float64]:
+    """The loss of PPO whose episodes get longer, and of DQN when its target is copied."""
+    chance = np.random.default_rng(seed)
+    falls = np.geomspace(54.0, 9.5, 320)
+    rises = np.geomspace(9.5, 60.0, 400)
+    later = np.concatenate([np.geomspace(60.0, 0.01, 300), np.full(300, 2.0)])
+    return np.concatenate([falls, rises, later]) * chance.lognormal(0, 0.1, 1320)
+
+
+@pytest.mark.parametrize("environment", [False, True])
+def test_a_model_that_acts_in_an_environment_may_lose_more(environment: bool) -> None:
+    run = RunBuilder()
+    run.started(environment=environment)
+    run.steps(range(1320), loss=balancing(0))
+    issues = issues_of(run.records, specs=[*DIVERGED, *only("loss_spike"), *FLAT])
+    found = {issue.rule for issue in issues}
+    assert found == (set() if environment else {"loss_diverged", "loss_spike"})
+
+
+def test_a_loss_of_it_that_is_nan_stops() -> None:
+    run = RunBuilder()
+    run.started(environment=True)
+    run.steps(range(100), loss=[*balancing(0)[:99], math.nan])
+    assert any(i.rule == "nonfinite" and i.stop_worthy for i in issues_of(run.records))
+
+
 @pytest.mark.parametrize("own", [1, 2])
 def test_a_loss_of_several_optimizers_that_never_falls(own: int) -> None:
     chance = np.random.default_rng(0)
