@@ -14,7 +14,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -223,9 +223,12 @@ class Worker:
         """
         try:
             async with asyncio.timeout(timeout_s):
-                await self.ready.wait()
-                ends = await self._wiring.ends(self._positions.partitions())
+                ends: Mapping[Partition, int] | None = None
                 while True:
+                    if ends is None or not self.ready.is_set():
+                        # It may have left the group meanwhile, and own nothing until it is back.
+                        await self.ready.wait()
+                        ends = await self._wiring.ends(self._positions.partitions())
                     self._round_done.clear()
                     behind = self._positions.behind(ends)
                     self._wiring.look_at(behind)
