@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import psutil
@@ -19,6 +22,7 @@ from support.site import (
     Finished,
     Running,
     Site,
+    embedded_site_in,
     end,
     family_of,
     helpers_of,
@@ -181,3 +185,43 @@ def test_the_launcher_is_killed_and_the_job_goes_on(embedded_site: Site) -> None
     assert 399 in said(embedded_site.folder, "orphan").steps()
     assert said(embedded_site.folder, "orphan").of(RunEnded)
     wait_until(lambda: "done after 400 steps" in running.stdout, what="the last line of the job")
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+def test_no_job_hangs_whenever_its_launcher_is_killed(tmp_path: Path, receiver: Receiver) -> None:
+    """`TOCSIN_KILLS` launchers, at most 200, four at a time: from the start to past the last step.
+
+    Whatever a launcher holds for its job (pipes, terminal, sockets, locks) goes with it.
+    """
+    kills = min(200, int(os.environ.get("TOCSIN_KILLS", "200")))
+    chosen = Random(os.environ.get("TOCSIN_KILL_SEED", "20261126"))
+    steps = 150
+
+    def kill(number: int, after_s: float) -> str:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        running = embedded_site_in(folder, receiver).start(
+            sys.executable, "-u", str(SCRIPTS / "long_loop.py"), "--steps", str(steps)
+        )
+        time.sleep(after_s)
+        jobs = family_of(running, "long_loop.py")
+        running.process.kill()
+        running.process.wait(10)
+        _, alive = psutil.wait_procs(jobs, timeout=90)
+        if alive:
+            where = running.stdout.splitlines()[-1:]
+            for one in alive:
+                one.kill()
+            return f"{after_s:.2f} s: it hangs after {where}"
+        if not jobs:
+            return ""
+        done = f"done after {steps} steps"
+        wait_until(lambda: done in running.stdout, what=f"the last line of job {number}")
+        return "goes on"
+
+    with ThreadPoolExecutor(4) as pool:
+        moments = [chosen.uniform(0.0, 9.0) for _ in range(kills)]
+        ended = list(pool.map(kill, range(kills), moments))
+    assert [one for one in ended if one not in ("", "goes on")] == []
+    assert ended.count("goes on") > kills / 3
