@@ -37,7 +37,8 @@ MAX_STATE_BYTES: Final = MAX_RECORD_BYTES - 64 * 1024
 
 @dataclass(slots=True)
 class _Shell:
-    """What the engine remembers of an instance, beside the rule's own state.
+    """What the engine remembers of an instance, beside the rule's own state. `untold` is its
+    `unreported`, in a snapshot.
 
     Of a rule that reads by parts: which rank the rule itself reads, for a snapshot the bytes of its
     copies by rank, and which ranks have found what is open, by `about`.
@@ -99,8 +100,7 @@ class Instance:
         self.touched = True
         self.rule, self._copies, self._read = self.spec.build(), {}, None
         shell = self._shell
-        shell.failed, shell.part = None, None
-        shell.untold = self.unreported = False
+        shell.failed, shell.part, self.unreported = None, None, False
         shell.copies, shell.found_by = {}, {}
         return True
 
@@ -123,7 +123,7 @@ class Instance:
     def report_failure(self, at: Moment, *, fails_as: RuleSpec | None) -> list[Reported]:
         """The issue of a failure that was not reported yet, once."""
         why, self.touched = self._shell.failed, True
-        self._shell.untold = self.unreported = False
+        self.unreported = False
         if why is None or fails_as is None:
             return []
         return [_failure(self.spec, fails_as, why, at)]
@@ -339,6 +339,7 @@ class Instance:
             except Exception as error:
                 self._fail_untold(error)
                 self._shell.copies = {}
+        self._shell.untold = self.unreported
         shell = dump_state(self._shell)
         return _LENGTH.pack(len(shell)) + shell + own
 
@@ -372,7 +373,7 @@ class Instance:
 
     def _fail_untold(self, error: Exception) -> None:
         self._quarantine(error)
-        self._shell.untold = self.unreported = True
+        self.unreported = True
 
     def _quarantine(self, error: Exception) -> str:
         logger.exception(

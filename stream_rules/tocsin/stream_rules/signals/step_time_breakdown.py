@@ -54,6 +54,16 @@ def step_time_breakdown(frame: StepFrame) -> Doubles | None:
     return parts
 
 
+def lowest_rank_breakdown(frame: StepFrame, lowest: int | None) -> Doubles | None:
+    """As `step_time_breakdown`, for frames of the `lowest` rank so far or of a lower one.
+
+    None: the frame is of a higher rank, for which none is made, or has no step time.
+    """
+    if lowest is not None and frame.speaker.rank > lowest:
+        return None
+    return step_time_breakdown(frame)
+
+
 def _seconds(frame: StepFrame, column: str) -> Doubles | None:
     values = frame.column(column)
     if values is None:

@@ -39,7 +39,7 @@ from tocsin.stream_rules.reading.tensor_rows import Doubles
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta
 from tocsin.stream_rules.signals import node_context
 from tocsin.stream_rules.signals.node_context import NodeContext
-from tocsin.stream_rules.signals.step_time_breakdown import INPUTS, PARTS, step_time_breakdown
+from tocsin.stream_rules.signals.step_time_breakdown import INPUTS, PARTS, lowest_rank_breakdown
 
 _LEAST_STEPS: Final = 100
 _SETTLE: Final = 10
@@ -130,10 +130,7 @@ class StepOutlier(Rule[StepOutlierParams, _State]):
         return ()
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        rank = frame.speaker.rank
-        if self.state.rank is not None and rank > self.state.rank:
-            return
-        parts = step_time_breakdown(frame)
+        rank, parts = frame.speaker.rank, lowest_rank_breakdown(frame, self.state.rank)
         if parts is None:
             return
         if rank != self.state.rank:

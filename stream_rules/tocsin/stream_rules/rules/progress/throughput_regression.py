@@ -40,7 +40,7 @@ from tocsin.stream_rules.reading.state_codec import StateArray
 from tocsin.stream_rules.reading.tensor_rows import Doubles
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event
 from tocsin.stream_rules.signals.cpu_contention import SYSTEM, CpuContention
-from tocsin.stream_rules.signals.step_time_breakdown import INPUTS, PARTS, step_time_breakdown
+from tocsin.stream_rules.signals.step_time_breakdown import INPUTS, PARTS, lowest_rank_breakdown
 
 _SETTLE: Final = 10
 _BLOCKS: Final = 200
@@ -132,10 +132,7 @@ class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
     state_type = _State
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        rank = frame.speaker.rank
-        if self.state.rank is not None and rank > self.state.rank:
-            return
-        parts = step_time_breakdown(frame)
+        rank, parts = frame.speaker.rank, lowest_rank_breakdown(frame, self.state.rank)
         if parts is None:
             return
         if rank != self.state.rank:
