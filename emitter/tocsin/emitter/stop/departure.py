@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, Literal
 
 from tocsin.emitter.process.identity import who_speaks
@@ -110,33 +111,31 @@ class Departure:
             return
         self.over = True
         command_id = "" if command is None else command.command_id
-        try:
+        with self._reporting(stop):
             if command is not None and command_id:
                 self._emit_left(command, edge, step, choice)
             self._socket.send({"kind": "left", "command_id": command_id, "step": step})
-            if self._flush is not None:
-                self._flush(FLUSH_S)
-        except Exception as error:
-            # An emitter hook's isolation: the stop comes through even if it cannot be reported.
-            if from_signal(error):
-                raise
-            logger.warning("the stop could not be reported", exc_info=True)
-        self._print(stop)
 
     def report_early(self, stop: StopTraining, step: int, choice: saving.Choice) -> None:
         """Say that this rank leaves before an update; `confirm` follows when its command comes."""
         self.over = True
         with self._lock:
             self._early, command = (step, choice), self._command
-        try:
+        with self._reporting(stop):
             self._socket.send({"kind": "left", "step": max(step, 0), BEFORE_UPDATE: True})
             if command is not None:
                 # It came while a checkpoint was saved or written.
                 self.confirm(command)
+
+    @contextmanager
+    def _reporting(self, stop: StopTraining) -> Iterator[None]:
+        """What is reported inside has arrived afterwards, or is given up; then it is printed."""
+        try:
+            yield
             if self._flush is not None:
                 self._flush(FLUSH_S)
         except Exception as error:
-            # An emitter hook's isolation: the same.
+            # An emitter hook's isolation: the stop comes through even if it cannot be reported.
             if from_signal(error):
                 raise
             logger.warning("the stop could not be reported", exc_info=True)
