@@ -7,17 +7,15 @@ from dataclasses import dataclass
 
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.console.context import CommandContext
-from tocsin.console.publication import publish
+from tocsin.console.publication import person_record, publish
 from tocsin.console.views.bus_view import read_view
 from tocsin.console.views.issues import feedback_facts
 from tocsin.console.views.selection import choose_issue
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.ids import new_id
-from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.run_view import RunView
-from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.text import plain_line
 from tocsin.schemas.topics import Topics, issue_partition
 
@@ -57,15 +55,9 @@ def feedback_on(issue: IssueFiring, answer: Answer, now_ms: int) -> Feedback:
 
 def feedback_record(topics: Topics, feedback: Feedback) -> Outgoing:
     """The record for the issues topic."""
-    event = Event.wrap(
-        feedback,
-        id=feedback.feedback_id,
-        source="/people",
-        time_ms=feedback.at_ms,
-        subject=f"/runs/{feedback.run_id}/issues/{feedback.issue.issue_id}",
-    )
     partition = Partition(topics.issues, issue_partition(feedback.run_id))
-    return Outgoing(partition, feedback.run_id.encode(), event.encode(), meta_of(event).headers())
+    about = f"issues/{feedback.issue.issue_id}"
+    return person_record(feedback, partition, record_id=feedback.feedback_id, about=about)
 
 
 def as_text(feedback: Feedback) -> str:

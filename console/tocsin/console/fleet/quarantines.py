@@ -11,15 +11,13 @@ from rich.text import Text
 
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.console.context import CommandContext
-from tocsin.console.publication import publish
+from tocsin.console.publication import person_record, publish
 from tocsin.console.views.bus_view import read_view
 from tocsin.console.views.selection import choose_run
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.ids import new_id
-from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.quarantines import RuleReleased
 from tocsin.schemas.records.runs_view import RunsView
-from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.text import plain_line, time_text
 from tocsin.schemas.topics import Topics, telemetry_partition
 
@@ -114,15 +112,8 @@ async def release(
 
 def release_record(topics: Topics, data: RuleReleased) -> Outgoing:
     """The record for the telemetry of the run."""
-    event = Event.wrap(
-        data,
-        id=data.release_id,
-        source="/people",
-        time_ms=data.at_ms,
-        subject=f"/runs/{data.run_id}/rules/{data.rule}",
-    )
     partition = Partition(topics.telemetry, telemetry_partition(data.run_id))
-    return Outgoing(partition, data.run_id.encode(), event.encode(), meta_of(event).headers())
+    return person_record(data, partition, record_id=data.release_id, about=f"rules/{data.rule}")
 
 
 def as_json(found: Sequence[Quarantine]) -> str:
