@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from support.children import python_path
-
-TESTS = Path(__file__).parents[1]
+from support.inner_pytest import outcomes
 
 CONFTEST = """
 from support import cpu_times
@@ -45,24 +40,11 @@ def test_a_unit_test_that_takes_long_fails_unless_it_says_so(tmp_path: Path) -> 
     (tmp_path / "unit").mkdir()
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "unit" / "test_cases.py").write_text(CASES)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "--rootdir=."],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": python_path(TESTS)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    outcomes = {
-        line.rpartition("::")[2].split()[0]: line.split()[0]
-        for line in done.stdout.splitlines()
-        if line.startswith(("PASSED", "FAILED"))
-    }
-    assert outcomes == {
+    found, printed = outcomes(tmp_path)
+    assert found == {
         "test_quick": "PASSED",
         "test_itself": "FAILED",
         "test_its_child": "FAILED",
         "test_that_says_so": "PASSED",
-    }, done.stdout
-    assert "CPU seconds" in done.stdout
+    }, printed
+    assert "CPU seconds" in printed

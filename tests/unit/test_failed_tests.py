@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from support.children import python_path
-
-TESTS = Path(__file__).parents[1]
+from support.inner_pytest import outcomes
 
 CONFTEST = """
 from support import failed_tests
@@ -53,22 +48,8 @@ def test_the_next_one():
 def test_a_failure_stays_one_failure_and_ends_its_processes(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_cases.py").write_text(CASES)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "--rootdir=.",
-         "-p", "no:asyncio", "-W", "error"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": python_path(TESTS)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )  # fmt: skip
-    outcomes = {
-        line.rpartition("::")[2].split()[0]: line.split()[0]
-        for line in done.stdout.splitlines()
-        if line.startswith(("PASSED", "FAILED"))
-    }
-    assert outcomes == {
+    found, printed = outcomes(tmp_path, "-p", "no:asyncio", "-W", "error")
+    assert found == {
         "test_it_fails": "FAILED",
         "test_the_next_one": "PASSED",
-    }, done.stdout
+    }, printed

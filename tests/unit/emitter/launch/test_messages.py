@@ -2,15 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from support.launch_news import delivery, issue, view
 from tocsin.bus.port import Partition, Record
 from tocsin.emitter.launch import messages
 from tocsin.emitter.launch.own_run import UNANSWERED_MS, OwnRun
 from tocsin.emitter.launch.summary import StopFigures, Summary
 from tocsin.schemas.records.configurations import ConfigurationRefused, run_worker
-from tocsin.schemas.records.deliveries import Delivery, DeliveryState
 from tocsin.schemas.records.events import Data, Event
-from tocsin.schemas.records.issues import IssueFiring, IssueOngoing, IssueResolved, Origin, Subject
-from tocsin.schemas.records.run_view import RunState, RunView
+from tocsin.schemas.records.issues import IssueFiring, IssueOngoing, IssueResolved, Origin
 from tocsin.schemas.records.runs import CaptureFigures
 from tocsin.schemas.records.stops.commands import (
     StopAcknowledged,
@@ -26,30 +25,6 @@ MINE = frozenset({"i1", "i2"})
 def record(data: Data) -> Record:
     event = Event.wrap(data, id="x", source="/runs/r1/rules", time_ms=1)
     return Record(Partition("t", 0), 0, 1, b"r1", event.encode(), meta_of(event).headers())
-
-
-def issue(kind: type[IssueFiring] = IssueFiring, **changes: object) -> IssueFiring:
-    fields: dict[str, object] = {
-        "run_id": "r1", "incarnation": "i1", "world_size": 2, "issue_id": "x",
-        "rule": "nonfinite", "use": "nonfinite", "rule_version": 1, "severity": "critical",
-        "subject": Subject(kind="tensor", name="layer.weight"), "reason": "NaN\nin it",
-        "first_step": 1200, "first_rank": 1,
-    }  # fmt: skip
-    return kind.model_validate(fields | changes)
-
-
-def delivery(state: DeliveryState = "pending", **changes: object) -> Delivery:
-    fields: dict[str, object] = {
-        "delivery_id": "d", "issue_id": "x", "run_id": "r1", "incarnation": "i1",
-        "rule": "nonfinite", "issue_state": "firing", "action": "chat", "kind": "webhook",
-        "state": state, "reason": "accepted", "created_ms": 1, "updated_ms": 1, "give_up_ms": 9,
-    }  # fmt: skip
-    return Delivery.model_validate(fields | changes)
-
-
-def view(state: RunState = "running", **changes: object) -> RunView:
-    fields: dict[str, object] = {"run_id": "r1", "incarnation": "i1", "state": state}
-    return RunView.model_validate(fields | changes)
 
 
 def test_only_news_of_this_job_counts() -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from support import launch_news
+from support.launch_news import delivery, view
 from tocsin.bus.urls import open_bus
 from tocsin.emitter.launch.options import LaunchOptions
 from tocsin.emitter.launch.printer import Printer
-from tocsin.schemas.records.deliveries import Delivery
-from tocsin.schemas.records.issues import IssueFiring, IssueOngoing, Subject
-from tocsin.schemas.records.run_view import RunView
+from tocsin.schemas.records.issues import IssueFiring, IssueOngoing
 from tocsin.schemas.records.runs import CaptureFigures
 
 
@@ -25,28 +25,8 @@ def printer(printed: list[str], **more: Any) -> Printer:
 
 
 def issue(kind: type[IssueFiring] = IssueFiring, **changes: object) -> IssueFiring:
-    fields: dict[str, object] = {
-        "run_id": "r1", "incarnation": "i1", "world_size": 1, "issue_id": "x",
-        "rule": "nonfinite", "use": "nonfinite", "rule_version": 1, "severity": "critical",
-        "subject": Subject(kind="tensor", name="layer.weight"), "reason": "it has NaN",
-        "first_step": 7, "first_rank": 0,
-    }  # fmt: skip
-    return kind.model_validate(fields | changes)
-
-
-def delivery(**changes: object) -> Delivery:
-    fields: dict[str, object] = {
-        "delivery_id": "d", "issue_id": "x", "run_id": "r1", "incarnation": "i1",
-        "rule": "nonfinite", "issue_state": "firing", "action": "chat", "kind": "webhook",
-        "state": "delivered", "reason": "accepted", "created_ms": 1, "updated_ms": 1,
-        "give_up_ms": 9,
-    }  # fmt: skip
-    return Delivery.model_validate(fields | changes)
-
-
-def view(**changes: object) -> RunView:
-    fields: dict[str, object] = {"run_id": "r1", "incarnation": "i1", "state": "running"}
-    return RunView.model_validate(fields | changes)
+    fields = {"world_size": 1, "first_step": 7, "first_rank": 0, "reason": "it has NaN"}
+    return launch_news.issue(kind, **{**fields, **changes})
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -54,10 +34,10 @@ def test_quiet_holds_back_what_is_well_and_nothing_else(quiet: bool) -> None:
     printed: list[str] = []
     to = printer(printed, quiet=quiet)
     to.news(issue(severity="info"), None, now_s=101)
-    to.news(delivery(), None, now_s=101)
+    to.news(delivery("delivered"), None, now_s=101)
     well = len(printed)
     to.news(issue(), None, now_s=101)
-    to.news(delivery(state="rejected", reason="410 gone"), None, now_s=101)
+    to.news(delivery("rejected", reason="410 gone"), None, now_s=101)
     assert well == (0 if quiet else 2)
     assert printed[well:] == [
         "critical: nonfinite at step 7, layer.weight: it has NaN",
