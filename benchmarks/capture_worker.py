@@ -1,4 +1,4 @@
-"""One training that runs a block of steps each time it is told to; driven by `capture.py`.
+"""One training that runs a block of steps for each line that it reads; driven by `capture.py`.
 
 Reads a line with a number of steps, trains that many, and prints one line of JSON: wall seconds,
 CPU seconds of the whole process and of the training thread, resident memory in bytes, and, where

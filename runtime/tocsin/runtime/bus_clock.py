@@ -33,7 +33,7 @@ class BusClock:
         return any(record.partition not in self._ends for record in records)
 
     def heard(self, records: Iterable[Record], now_ms: int) -> None:
-        """These were polled just now; before `asked` is told what was asked since."""
+        """Take records that were polled just now. Call it before `asked` of the same round."""
         for record in records:
             age_ms = now_ms - record.append_ms
             if record.offset >= self._ends.get(record.partition, record.offset + 1):

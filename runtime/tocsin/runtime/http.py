@@ -52,7 +52,7 @@ def service_metrics(
 
 
 class HttpEndpoints:
-    """A part for `serve`. Listens where it is told to.
+    """A part for `serve`: listens on one address.
 
     Args:
         ready: each says whether its part of the service is ready.

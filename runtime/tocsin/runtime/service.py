@@ -59,7 +59,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """What a service is told of its worker.
+    """What a service may know of its worker.
 
     Attributes:
         nudge: asks for a round soon, from any thread.

@@ -21,7 +21,7 @@ PART_BUDGET_S: Final = 15.0
 
 
 class Part(Protocol):
-    """Something that runs until it is told to stop: a worker, an HTTP server."""
+    """Something that runs until `stop`: a worker, an HTTP server."""
 
     async def run(self) -> None:
         """Until `stop`."""

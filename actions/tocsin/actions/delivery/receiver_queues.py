@@ -142,7 +142,7 @@ class ReceiverQueues:
         self._metrics = metrics or Metrics()
 
     def get(self, action: str) -> ReceiverQueue | None:
-        """The queue of a receiver; None if there is none of that name. May block."""
+        """The queue of a receiver; None if the configuration names no such receiver. May block."""
         if action not in self._queues and (found := self._find(action)) is not None:
             self._queues[action] = found
         return self._queues.get(action)

@@ -48,7 +48,7 @@ def chosen(
     """The families that are wanted, each with its rules.
 
     Raises:
-        UnknownFamily: there is none of that name.
+        UnknownFamily: the catalogue has no such family.
     """
     if family is not None and family not in FAMILIES:
         raise UnknownFamily(f"there is no family {family!r}; there are {', '.join(FAMILIES)}")

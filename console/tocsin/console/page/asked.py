@@ -18,7 +18,7 @@ _FORM: Final = "application/x-www-form-urlencoded"
 
 
 class RefusedError(Exception):
-    """A request that is not served, and what is said of it."""
+    """The server refuses a request: `status`, and `text` for the person."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)

@@ -109,7 +109,7 @@ def serve(
 
 
 def lines_of(access: Access) -> Sequence[str]:
-    """What a person is told when the page is there. Pure."""
+    """The lines that the command prints once the page can be opened. Pure."""
     lines = [f"the page is at {access.address.url}"]
     if not access.address.loopback:
         lines.append(

@@ -179,7 +179,7 @@ def escape_for(content_type: str) -> Escape:
 
 
 def _json_text(text: str) -> str:
-    """Text as it stands between the quotes of a JSON string."""
+    """Escapes text for a place between the quotes of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 

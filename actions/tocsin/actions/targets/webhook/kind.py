@@ -1,7 +1,7 @@
 """A service of the user's own that ends jobs.
 
-It is asked by a signed POST, and its status URL is polled: an end that nothing shows is none. There
-is no callback; a service that is told late would need an address of tocsin's to tell it.
+tocsin asks it with a signed POST and polls its status URL: only what that shows counts as an end.
+There is no callback: the service would need an address of tocsin's for one.
 """
 
 from __future__ import annotations

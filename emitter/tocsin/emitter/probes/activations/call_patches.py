@@ -227,7 +227,7 @@ def _watched_attention(original: Callable[..., object], seer: Seer) -> Callable[
 
 
 def attention_functions() -> tuple[object, ...]:
-    """What `put_attention` would replace in torch's modules, as it stands there."""
+    """The functions in torch's modules that `put_attention` replaces, as they are now."""
     functions = nn.functional
     return functions.scaled_dot_product_attention, functions.softmax, torch.softmax
 
