@@ -8,10 +8,12 @@ import resource
 import shutil
 import signal
 import sqlite3
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from support.buses import Notes, World, all_values, assigned, collect, partitions, record, until
@@ -20,6 +22,7 @@ from tocsin.bus.embedded import groups, leases, tables
 from tocsin.bus.embedded import reader as embedded_reader
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.embedded.doorbell import Bell, Doorbell, bell_folder, topic_mask
+from tocsin.bus.embedded.intake import Intake
 from tocsin.bus.embedded.tables import APPLICATION_ID
 from tocsin.bus.port import (
     EARLIEST,
@@ -392,6 +395,33 @@ async def test_a_bus_with_a_long_path_has_its_doorbell_beside_it(
     doorbell.close()
     bell.close()
     assert list(bell_folder(path).iterdir()) == []
+
+
+async def test_an_opening_that_is_cancelled_leaves_nothing_open(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(*_: object) -> None:
+        begun.set()
+        assert go_on.wait(SOON_S)
+
+    monkeypatch.setattr(Intake, "take_in", wait)
+    process = psutil.Process()
+    files, threads = process.num_fds(), threading.active_count()
+    bus = world.bus()
+    opening = asyncio.ensure_future(bus.__aenter__())
+    while not begun.is_set():
+        await asyncio.sleep(0)
+    assert not opening.done()
+
+    opening.cancel()
+    go_on.set()
+
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert process.num_fds() == files
+    assert threading.active_count() == threads
 
 
 async def test_an_idle_bus_costs_next_to_nothing(world: World, bus: Bus) -> None:

@@ -158,17 +158,20 @@ class EmbeddedBus:
         """See the port."""
         control = Connection(self._file, "bus")
         await control.open()
+        doorbell: Doorbell | None = None
         try:
             doorbell = Doorbell(self.path)
+            intake = Intake(self.path, doorbell, self._clock)
+            with suppress(BusUnavailable):
+                # Busy: it is taken in a moment later.
+                await control.run(lambda db: intake.take_in(db, control.catalogue))
         except BaseException:
-            # Else each attempt of one that tries again leaves a thread and a file open.
+            # Else each attempt of one that tries again leaves a thread and two files open.
+            if doorbell is not None:
+                doorbell.close()
             await control.close()
             raise
-        self._control, self._doorbell = control, doorbell
-        self._intake = intake = Intake(self.path, doorbell, self._clock)
-        with suppress(BusUnavailable):
-            # Busy: it is taken in a moment later.
-            await control.run(lambda db: intake.take_in(db, control.catalogue))
+        self._control, self._doorbell, self._intake = control, doorbell, intake
         return self
 
     async def __aexit__(

@@ -204,11 +204,11 @@ class UnmappedBus:
         """See the port."""
         try:
             await self._up()
+            await self._spool.__aenter__()
         except BaseException:
             if self._child is not None:
                 self._child.close()
             raise
-        await self._spool.__aenter__()
         return self
 
     async def __aexit__(
