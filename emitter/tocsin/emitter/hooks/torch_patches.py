@@ -55,6 +55,7 @@ from tocsin.emitter.training.context import current
 if TYPE_CHECKING:
     from tocsin.emitter.capture.capture import Capture
     from tocsin.emitter.hooks.update_guard import UpdateGuard
+    from tocsin.emitter.probes.losses import Loss
     from tocsin.emitter.training.session import Session
 
 hooks: Final = Hooks()
@@ -330,12 +331,12 @@ def _save() -> None:
 def _in_child() -> None:
     # The sender's thread is not in a forked child, and the child is not a rank; unless it becomes
     # one with a process group of its own. What it inherited is kept: to end it, the
-    # spool's file or the Kafka client in it, is up to the parent.
+    # spool's file, the Kafka client or memory of a GPU in it, is up to the parent.
     hooks.forked = True
     hooks.gradients.in_child()
-    _inherited.append((current.session, hooks.capture))
+    _inherited.append((current.session, hooks.capture, hooks.losses.held))
     current.session = None
     hooks.reset()
 
 
-_inherited: Final[list[tuple[Session | None, Capture | None]]] = []
+_inherited: Final[list[tuple[Session | None, Capture | None, list[Loss]]]] = []

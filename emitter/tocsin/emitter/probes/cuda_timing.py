@@ -20,6 +20,7 @@ import torch
 
 from tocsin.emitter.process.isolation import Isolation
 from tocsin.emitter.statistics.async_copy import is_recording
+from tocsin.emitter.statistics.driver_objects import DriverObjects
 
 PROBE: Final = "device time"
 
@@ -60,7 +61,7 @@ def events_on(device: torch.device) -> Callable[[], Event]:
     return put
 
 
-class DeviceTime:
+class DeviceTime(DriverObjects):
     """The marks of one step, and those that the GPU has not reached yet."""
 
     def __init__(
@@ -71,6 +72,7 @@ class DeviceTime:
         isolation: Isolation,
         is_recording: Callable[[], bool] = is_recording,
     ) -> None:
+        super().__init__()
         self._report: Final = report
         self._put_event = put_event
         self._isolation: Final = isolation

@@ -21,6 +21,7 @@ from tocsin.emitter.plan.collections import CollectionPlan
 from tocsin.emitter.probes.probe import NEVER, Probe
 from tocsin.emitter.send.tensor_files import BUCKETS, Job, Saved, TensorFiles, size_of
 from tocsin.emitter.statistics.async_copy import is_recording
+from tocsin.emitter.statistics.driver_objects import DriverObjects
 from tocsin.emitter.statistics.readable import FLOATS, types
 from tocsin.schemas.records.runs import CaptureDegraded
 from tocsin.schemas.records.saved_tensors import SavedTensor, TensorsSaved
@@ -144,11 +145,12 @@ class FullTensors(Probe):
         return min(later, default=NEVER)
 
 
-class HostTensors:
+class HostTensors(DriverObjects):
     """Copies of tensors on the host. See `tocsin.emitter.send.tensor_files.Copied`."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         """Copies nothing yet."""
+        super().__init__()
         self._tensors = tensors
         self._events: list[torch.cuda.Event] = []
         self.size_bytes = sum(t.numel() * t.element_size() for t in tensors.values())

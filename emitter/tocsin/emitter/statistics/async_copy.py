@@ -8,8 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tocsin.emitter.statistics.driver_objects import DriverObjects
 
-class HostCopy:
+
+class HostCopy(DriverObjects):
     """A copy of a small tensor to the host, started now and read later.
 
     On CUDA it goes into pinned memory behind the work already queued; an event shows when it is
@@ -17,6 +19,7 @@ class HostCopy:
     """
 
     def __init__(self, source: torch.Tensor) -> None:
+        super().__init__()
         self._source: torch.Tensor | None = source
         self._event: torch.cuda.Event | None = None
         self._host: torch.Tensor | None = None

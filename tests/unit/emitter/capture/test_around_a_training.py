@@ -294,6 +294,21 @@ def test_on_a_gpu_nothing_is_waited_for_and_all_arrives(tmp_path: Path) -> None:
     assert found.of(CaptureDegraded) == []
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_workers_that_are_forked_while_a_gpu_is_timed_live(tmp_path: Path) -> None:
+    model = torch.nn.Linear(64, 4).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.utils.data.TensorDataset(torch.randn(40, 64))
+    with captured(tmp_path):
+        for _ in range(4):
+            # 10 steps each: step 10, which is timed, has just been made at the next fork.
+            for (x,) in torch.utils.data.DataLoader(data, batch_size=4, num_workers=2):
+                model(x.cuda()).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    assert len(said(tmp_path).steps()) == 40
+
+
 class Pole:
     """An environment, as far as capture looks at it."""
 

@@ -222,8 +222,8 @@ def test_another_training_begins_afresh() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_the_numbers_come_later() -> None:
     local = LocalGradients()
-    good, bad = parameter(2 * BLOCK), parameter(3)
-    good.grad, bad.grad = good.grad.cuda(), torch.tensor([1.0, NAN, 2.0]).cuda()
+    good, bad = (torch.nn.Parameter(torch.zeros(n, device="cuda")) for n in (2 * BLOCK, 3))
+    good.grad, bad.grad = torch.ones_like(good), torch.tensor([1.0, NAN, 2.0]).cuda()
     reading = looked_at(local, good, bad)
     torch.cuda.synchronize()
     assert bad_rows(reading) == {"p1": [0, 0, 1, 0]}
