@@ -411,8 +411,14 @@ async def test_an_opening_that_is_cancelled_leaves_nothing_open(
     files, threads = process.num_fds(), threading.active_count()
     bus = world.bus()
     opening = asyncio.ensure_future(bus.__aenter__())
-    while not begun.is_set():
-        await asyncio.sleep(0)
+
+    async def is_taking_in() -> bool:
+        return begun.is_set()
+
+    async def has_closed_all() -> bool:
+        return (process.num_fds(), threading.active_count()) == (files, threads)
+
+    await until(is_taking_in, "spools are taken in")
     assert not opening.done()
 
     opening.cancel()
@@ -420,8 +426,7 @@ async def test_an_opening_that_is_cancelled_leaves_nothing_open(
 
     with pytest.raises(asyncio.CancelledError):
         await opening
-    assert process.num_fds() == files
-    assert threading.active_count() == threads
+    await until(has_closed_all, "its files are closed and its thread has ended")
 
 
 async def test_an_idle_bus_costs_next_to_nothing(world: World, bus: Bus) -> None:
