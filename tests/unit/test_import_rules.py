@@ -56,6 +56,7 @@ ADAPTERS: dict[str, set[str]] = {
         "tocsin.emitter.statistics.low_precision",
         "tocsin.emitter.statistics.readable",
         "tocsin.emitter.statistics.reductions",
+        "tocsin.emitter.statistics.stacks",
         "tocsin.emitter.statistics.tensor_quantiles",
         "tocsin.emitter.statistics.tensor_rows",
     },

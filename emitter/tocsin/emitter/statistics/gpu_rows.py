@@ -1,12 +1,12 @@
 """Full rows of tensors on a GPU: everything in one tensor there, so that it is asked once.
 
-Nothing waits. Reductions are queued, few per tensor (norms of all float32 tensors by one call), and
-stacked; the host finishes the arithmetic when the copy has come, steps later.
+Nothing waits. A few reductions are queued for all tensors of a size together; the host finishes the
+arithmetic when the copy has come, steps later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from tocsin.emitter.statistics.arrays import Doubles, Rows, as_float32
+from tocsin.emitter.statistics.stacks import stacks
 from tocsin.schemas.records.frames import COUNT_COLUMNS, STATISTIC_COLUMNS, Counts
 
 CHUNK: Final = 1 << 26
@@ -33,45 +34,22 @@ class PackedRows:
         self._numel = np.array([tensor.numel() for tensor in tensors], np.uint64)
         self._owner: list[int] = []
         self._size: list[int] = []
-        self._order: list[int] = []
         self.packed: Final[torch.Tensor | None] = self._queue(tensors)
 
     def _queue(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        cells: dict[torch.dtype, list[torch.Tensor]] = {}
-        places: dict[torch.dtype, list[int]] = {}
-        single: list[torch.Tensor] = []
-        single_at: list[int] = []
-
-        def put(at: int, cell: torch.Tensor) -> None:
-            cells.setdefault(cell.dtype, []).append(cell)
-            places.setdefault(cell.dtype, []).append(at)
-
-        for i, part in _parts(tensors):
-            at = _CELLS * len(self._owner)
-            self._owner.append(i)
-            self._size.append(part.numel())
-            x = part if part.dtype in (torch.float32, torch.float64) else _wide(part)
-            low, high = torch.aminmax(x)
-            put(at, x.sum())
-            put(at + 3, low)
-            put(at + 4, high)
-            put(at + 5, torch.var(x, correction=0))
-            put(at + 6, torch.count_nonzero(x))
-            if x is part and x.dtype is torch.float32:
-                single.append(x)
-                single_at.append(at)
-            else:
-                put(at + 1, torch.linalg.vector_norm(x))
-                put(at + 2, torch.linalg.vector_norm(x, 1))
-        if single:
-            for offset, order in ((1, 2), (2, 1)):
-                for at, norm in zip(single_at, torch._foreach_norm(single, order), strict=True):
-                    put(at + offset, norm)
-        if not cells:
-            return None
-        self._order = [at for kind in places.values() for at in kind]
-        # float64 holds counts of up to 2**53.
-        return torch.cat([torch.stack(of_kind).double() for of_kind in cells.values()])
+        cells: list[torch.Tensor] = []
+        for at, rows in stacks(tensors, chunk=CHUNK):
+            self._owner += at
+            self._size += [rows.shape[1]] * len(at)
+            x = rows if rows.dtype in (torch.float32, torch.float64) else _wide(rows)
+            norm = torch.linalg.vector_norm
+            low, high = torch.aminmax(x, dim=1)
+            variance = torch.var(x, dim=1, correction=0)
+            found = (x.sum(1), norm(x, dim=1), norm(x, 1, dim=1), low, high, variance)
+            # float64 holds counts of up to 2**53.
+            filled = torch.count_nonzero(x, dim=1)
+            cells.append(torch.cat((torch.stack(found).double(), filled[None].double())))
+        return torch.cat(cells, dim=1).reshape(-1) if cells else None
 
     def rows(self, copied: Doubles) -> Rows:
         """The statistics, of a copy of `packed`. Counts of NaN and infinities are lower bounds: 1
@@ -83,11 +61,11 @@ class PackedRows:
         counts[:, 0] = self._numel
         if not self._owner:
             return Rows(as_float32(values), counts)
-        cells = np.empty(_CELLS * len(self._owner))
-        cells[self._order] = copied
-        total, l2, l1, low, high, variance, filled = cells.reshape(-1, _CELLS).T
-        owner = np.array(self._owner)
-        size = np.array(self._size, np.float64)
+        order = np.argsort(self._owner, kind="stable")
+        cells = copied.reshape(_CELLS, -1)[:, order]
+        total, l2, l1, low, high, variance, filled = cells
+        owner = np.array(self._owner)[order]
+        size = np.array(self._size, np.float64)[order]
         first = np.flatnonzero(np.diff(owner, prepend=-1))
         at = owner[first]
         numel = self._numel[at].astype(np.float64)
@@ -113,15 +91,6 @@ class PackedRows:
         counts[at, 1] = (numel - add(filled, first)).astype(np.uint64)
         _bounds(values, counts, at[~np.isfinite(values[at]).all(axis=1)])
         return Rows(as_float32(values), counts)
-
-
-def _parts(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
-    for i, tensor in enumerate(tensors):
-        if tensor.numel() > CHUNK:
-            for part in tensor.split(CHUNK):
-                yield i, part
-        elif tensor.numel():
-            yield i, tensor
 
 
 def _wide(part: torch.Tensor) -> torch.Tensor:

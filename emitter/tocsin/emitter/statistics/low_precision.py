@@ -18,7 +18,8 @@ import torch
 
 from tocsin.emitter.statistics.arrays import CHUNK as HOST_CHUNK
 from tocsin.emitter.statistics.arrays import as_float32
-from tocsin.emitter.statistics.async_copy import HostCopy
+from tocsin.emitter.statistics.async_copy import HostCopy, by_device
+from tocsin.emitter.statistics.stacks import stacks
 from tocsin.schemas.records.frames import Counts, Floats
 
 LOW_PRECISION_COLUMNS: Final = ("underflow", "overflow")
@@ -71,19 +72,22 @@ class LowPrecision:
         self._numel: Counts = np.array([flat[i].numel() for i in kept], np.uint64)
         self._counts = np.zeros((len(kept), 3), np.int64)  # zeros, below normal, near the largest
         self._copies: list[tuple[list[int], HostCopy]] = []
-        places: dict[torch.device, tuple[list[int], list[torch.Tensor]]] = {}
+        elsewhere: list[int] = []
         with torch.no_grad():
             for row, i in enumerate(kept):
-                tensor = flat[i]
-                if tensor.is_cpu:
-                    self._counts[row] = _on_host(tensor)
-                    continue
-                at, cells = places.setdefault(tensor.device, ([], []))
-                for part in tensor.split(CHUNK):
-                    at.append(row)
-                    cells += _on_device(part)
-            for at, cells in places.values():
-                self._copies.append((at, HostCopy(torch.stack(cells))))
+                if flat[i].is_cpu:
+                    self._counts[row] = _on_host(flat[i])
+                else:
+                    elsewhere.append(row)
+            tensors = [flat[kept[row]] for row in elsewhere]
+            for places in by_device(tensors).values():
+                at: list[int] = []
+                cells: list[torch.Tensor] = []
+                for of, rows in stacks([tensors[i] for i in places], chunk=CHUNK):
+                    at += [elsewhere[places[i]] for i in of]
+                    cells.append(_on_device(rows))
+                if at:
+                    self._copies.append((at, HostCopy(torch.cat(cells))))
 
     @property
     def ready(self) -> bool:
@@ -120,9 +124,10 @@ def _on_host(tensor: torch.Tensor) -> tuple[int, int, int]:
     return zeros, small, large
 
 
-def _on_device(part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    limits = _bits(part.dtype)
-    bits = part.view(limits.whole) & limits.mask
+def _on_device(rows: torch.Tensor) -> torch.Tensor:
+    """Zeros, numbers below the smallest normal one, and near the largest, of each row: `[n, 3]`."""
+    limits = _bits(rows.dtype)
+    bits = rows.view(limits.whole) & limits.mask
     small = (bits > 0) & (bits < limits.normal)
     large = (bits > limits.near_largest) & (bits <= limits.infinite)
-    return (bits == 0).sum(), small.sum(), large.sum()
+    return torch.stack([(bits == 0).sum(1), small.sum(1), large.sum(1)], dim=1)

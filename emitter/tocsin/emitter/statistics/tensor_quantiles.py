@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from tocsin.emitter.statistics.arrays import Doubles
-from tocsin.emitter.statistics.async_copy import HostCopy
+from tocsin.emitter.statistics.async_copy import HostCopy, by_device
 from tocsin.emitter.statistics.cpu_rows import as_numpy
 from tocsin.emitter.statistics.quantiles import BLOCK, BLOCKS, SAMPLE, quantile_rows
+from tocsin.emitter.statistics.stacks import stacks
 from tocsin.schemas.records.frames import Floats
 
 
@@ -22,16 +23,18 @@ class Quantiles:
         self._copies: list[tuple[list[int], HostCopy]] = []
         self._rows: Floats | None = None
         with torch.no_grad():
-            samples = [_sample(tensor) for tensor in flat]
             if all(tensor.is_cpu for tensor in flat):
+                samples = [_samples(tensor[None])[0] for tensor in flat]
                 self._rows = quantile_rows([as_numpy(sample) for sample in samples])
                 return
-            places: dict[torch.device, list[int]] = {}
-            for i, tensor in enumerate(flat):
-                places.setdefault(tensor.device, []).append(i)
-            for at in places.values():
-                together = torch.cat([samples[i].reshape(-1).float() for i in at])
-                self._copies.append((at, HostCopy(together)))
+            for places in by_device(flat).values():
+                at: list[int] = []
+                together: list[torch.Tensor] = []
+                for of, rows in stacks([flat[i] for i in places]):
+                    at += [places[i] for i in of]
+                    together.append(_samples(rows).reshape(-1).float())
+                if at:
+                    self._copies.append((at, HostCopy(torch.cat(together))))
 
     @property
     def ready(self) -> bool:
@@ -52,9 +55,10 @@ class Quantiles:
         return self._rows
 
 
-def _sample(flat: torch.Tensor) -> torch.Tensor:
-    n = flat.numel()
+def _samples(rows: torch.Tensor) -> torch.Tensor:
+    """The sample of each row; a view."""
+    n = rows.shape[1]
     if n <= SAMPLE:
-        return flat
+        return rows
     apart = n // BLOCKS
-    return flat[: apart * BLOCKS].view(BLOCKS, apart)[:, :BLOCK]
+    return rows[:, : apart * BLOCKS].unflatten(1, (BLOCKS, apart))[:, :, :BLOCK]

@@ -40,7 +40,7 @@ def test_every_number_of_a_type(dtype: torch.dtype) -> None:
     whole = torch.uint8 if dtype.itemsize == 1 else torch.int16
     tensor = torch.arange(256**dtype.itemsize, dtype=torch.int32).to(whole).view(dtype)
     assert shares(tensor) == pytest.approx(expected(tensor), rel=1e-6)
-    zeros, small, large = (int(cell) for cell in low_precision._on_device(tensor))
+    zeros, small, large = (int(cell) for cell in low_precision._on_device(tensor[None])[0])
     assert (zeros, small, large) == low_precision._on_host(tensor)
 
 
