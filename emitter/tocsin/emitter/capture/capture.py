@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
 import torch
@@ -26,7 +26,7 @@ from tocsin.emitter.model.discovery import MAX_GROUPS
 from tocsin.emitter.model.optimizers import Optimizers, Watched
 from tocsin.emitter.model.shared_losses import BackwardSharing
 from tocsin.emitter.plan.schedule import NORMS, Due
-from tocsin.emitter.probes.clipped_norms import ClippedNorms
+from tocsin.emitter.probes.clipped_norms import Clipped, ClippedNorms
 from tocsin.emitter.probes.gradients import GradientReader, Reading
 from tocsin.emitter.probes.local_gradients import LOCAL_GRADIENTS, LocalGradients
 from tocsin.emitter.probes.loss_scaler import LossScaler
@@ -57,6 +57,10 @@ class QuickPath(Protocol):
         """Up to that step, steps of this optimizer need not ask capture; nor need they be looked at
         at all, unless the last was `nonfinite`.
         """
+        ...
+
+    def refuse(self) -> None:
+        """The next step goes the long way."""
         ...
 
 
@@ -93,7 +97,8 @@ class Capture:
         self.probes: Final = around.probes
         self._gradients: Final = GradientReader(self.schedule, self.optimizers)
         self._readings: dict[int, Reading] = {}
-        self._waiting: deque[Draft] = deque()
+        self.waiting: Final[deque[Draft]] = deque()
+        """Steps whose numbers are still on their way from a GPU, in order."""
         self._ended_at: float | None = None
         self._unseen = False
         """Whether steps may have been passed over since one was looked at."""
@@ -206,7 +211,7 @@ class Capture:
             values=values,
             losses=on_host(losses),
             readings=list(self._readings.values()),
-            clipped=self._clipped.drain(p for _, p in watched.parameters),
+            clipped=self._clipped.drain(watched),
             local=self._local.drain(self.optimizers.names),
         )
         self._readings.clear()
@@ -214,11 +219,11 @@ class Capture:
             draft.weights = isolation.run("weights", self._weights, watched, due)
         draft.probed = self.probes.read(step, watched, due)
         self.probes.prepare(step + 1, self.schedule.due(step + 1))
-        if not self._waiting and draft.ready:
+        if not self.waiting and draft.ready:
             isolation.run("report", self._reporter.finish, draft)
         else:
-            self._waiting.append(draft)
-            self._poll()
+            self.waiting.append(draft)
+            self.poll()
         self.training.step_at_us = draft.at_us
         self.probes.stepped(self.training, step)
         isolation.run(SHARING, self._tell_sharing, step)
@@ -248,13 +253,11 @@ class Capture:
             values=values,
             losses=on_host(losses),
             readings=list(self._readings.values()),
-            clipped=self._clipped.drain(
-                p for _, p in self.optimizers.watched(optimizer).parameters
-            ),
+            clipped=self._clipped.drain(self.optimizers.watched(optimizer)),
             local=self._local.drain(self.optimizers.names),
         )
         self._readings.clear()
-        self._waiting.append(draft)
+        self.waiting.append(draft)
         until = time.monotonic() + timeout_s
         while self._flush() and time.monotonic() < until:
             time.sleep(0.002)
@@ -284,15 +287,28 @@ class Capture:
         and than what goes on around it.
         """
         if (
-            self._waiting
-            or self._skips.any
+            self._skips.any
             or self._local.active
-            or self._around.phases.timer is not None
             or not self._reporter.each_loss
             or self.training.identity.world_size > 1
         ):
             return 0
         return min(self.probes.next_read, self.schedule.quiet_until(step))
+
+    def stepped_quickly(
+        self,
+        step: int,
+        at_us: int,
+        columns: Sequence[str],
+        values: Sequence[float],
+        losses: list[Loss],
+        clipped: Clipped | None,
+    ) -> None:
+        """A step went the quick way, and its losses, or those of steps before, are on their way."""
+        coming = on_host(losses)
+        draft = Draft(step, at_us, [*columns], [*values], coming, [], clipped, local=None)
+        self.waiting.append(draft)
+        self.poll()
 
     def usual_scaler(self) -> tuple[float, ...] | None:
         """The values of a GradScaler in a usual step; None: the step is not usual."""
@@ -348,7 +364,7 @@ class Capture:
 
     def is_finite(self, step: int | None) -> bool | None:
         """Whether the weights after this step are finite, as far as it is known now."""
-        if self._waiting or self._unseen or step is None:
+        if self.waiting or self._unseen or step is None:
             return None
         return self._reporter.finite_at(step)
 
@@ -386,11 +402,14 @@ class Capture:
 
     def _flush(self) -> bool:
         """Send what has arrived; whether something is still on its way."""
-        self._poll()
-        return self.probes.flush() or bool(self._waiting)
+        self.poll()
+        return self.probes.flush() or bool(self.waiting)
 
-    def _poll(self) -> None:
-        while self._waiting and self._waiting[0].ready:
-            self.training.isolation.run("report", self._reporter.finish, self._waiting.popleft())
-        while len(self._waiting) > MAX_WAITING:
-            self._waiting.popleft()
+    def poll(self) -> None:
+        """Send the steps whose numbers have arrived; never waits."""
+        while self.waiting and self.waiting[0].ready:
+            self.training.isolation.run("report", self._reporter.finish, self.waiting.popleft())
+            if self._reporter.nonfinite_streak:
+                self._quick.refuse()
+        while len(self.waiting) > MAX_WAITING:
+            self.waiting.popleft()

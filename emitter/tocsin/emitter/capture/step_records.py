@@ -96,13 +96,15 @@ class Reporter:
                 if len(found) > 1:
                     columns += ("loss_mean", "micro_batches")
                     numbers += (total / len(found), float(len(found)))
+        looked: list[int] = []
         if draft.readings:
             looked = [bad for reading in draft.readings if (bad := reading.bad) is not None]
             nonfinite = nonfinite or any(looked)
+        if draft.readings or draft.clipped is not None:
             _norms(draft, columns, numbers, world_size=self._training.speaker.world_size)
-            if looked:
-                columns.append("gradient_nonfinite")
-                numbers.append(float(sum(looked)))
+        if looked:
+            columns.append("gradient_nonfinite")
+            numbers.append(float(sum(looked)))
         parted = any(reading.parts is not None for reading in draft.readings)
         if draft.local is not None and not parted and (own := draft.local.norm) is not None:
             columns.append("local_gradient_norm")

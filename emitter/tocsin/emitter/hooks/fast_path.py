@@ -3,10 +3,11 @@
 Where steps take less than some milliseconds, even the questions that a step could answer cost more
 than watching may. So capture names the step up to which nothing is due, and until then a step of
 the main optimizer goes through here: with one loss, several or none, clipped as a whole or not,
-under a GradScaler or not. It sends what the long way would. Steps of other optimizers are spared
-the look at their gradients. Whatever is not quite usual goes the long way: a closure, a number that
-is not finite or is on a GPU, a nested step. What goes on around the steps, such as the checks of
-the source, is done behind a quick step as behind any other.
+under a GradScaler or not. It sends what the long way would, the loss of a GPU once it has come.
+Steps of other optimizers are spared the look at their gradients. Whatever is not quite usual goes
+the long way: a closure, a number that is not finite, a nested step, one at which a GPU is timed.
+What goes on around the steps, such as the checks of the source, is done behind a quick step as
+behind any other.
 
 Called outside of `Isolation`, and isolated by itself: see `tocsin.emitter.hooks.torch_patches`.
 """
@@ -24,6 +25,7 @@ import torch
 
 from tocsin.emitter.hooks.passed_steps import PassedSteps
 from tocsin.emitter.model.discovery import MAX_GROUPS
+from tocsin.emitter.probes import losses
 from tocsin.emitter.probes.losses import MAX_LOSSES
 from tocsin.emitter.probes.secondary_optimizers import MAX_OTHERS
 from tocsin.emitter.process.isolation import BRIEF_S
@@ -42,6 +44,8 @@ _row: Final[Callable[[tuple[object, ...]], StepRow]] = partial(tuple.__new__, St
 if TYPE_CHECKING:
     from tocsin.emitter.capture.capture import Capture
     from tocsin.emitter.hooks.loop_state import LoopState
+    from tocsin.emitter.probes.clipped_norms import Clipped
+    from tocsin.emitter.probes.losses import Loss
 
 
 class QuickSteps:
@@ -68,6 +72,10 @@ class QuickSteps:
         self._key = (0, False, 0)
         self._front: tuple[float, ...] = ()
         self._back: list[float] = []
+        self._coming: list[Loss] = []
+        """The losses of a step of which one is still on a GPU; then `_front` is empty."""
+        self._clipped: Clipped | None = None
+        """What belongs to them."""
 
     def allow(
         self, capture: Capture, optimizer: torch.optim.Optimizer, until: int, *, nonfinite: bool
@@ -88,9 +96,14 @@ class QuickSteps:
         if until and not (off or nonfinite):
             self.passed.begin(capture, optimizer, until)
 
+    def refuse(self) -> None:
+        """The next step goes the long way."""
+        self.until = 0
+        self.passed.end()
+
     def backward(self, tensors: object) -> bool:
         """In front of a backward call; whether it is usual, and all is done that it asks for: up to
-        a step that is quick, from one finite number on the CPU.
+        a step that is quick, from one number that is finite or on a GPU.
         """
         capture, loop = self._capture, self._loop
         if capture is None or loop.stepping or loop.threads.any or self._now is not None:
@@ -105,11 +118,17 @@ class QuickSteps:
         loss: Any = tensors
         if scaled is not None and scaled[0] == id(tensors):
             loss = scaled[1]
-        if type(loss) is not torch.Tensor or not loss.is_cpu or loss.numel() != 1:
+        if type(loss) is not torch.Tensor or loss.numel() != 1:
             return False
-        number = loss.item()
-        if type(number) is not float or number - number != 0.0:
-            return False
+        number: Loss | None
+        if losses.is_here(loss):
+            number = loss.item()
+            if type(number) is not float or number - number != 0.0:
+                return False
+        else:
+            number = losses.loss_of(loss, None)
+            if number is None:
+                return False
         loop.scaled = None
         if loop.cleared.had:
             loop.find_skipped()
@@ -169,29 +188,27 @@ class QuickSteps:
     def _take_numbers(self, optimizer: torch.optim.Optimizer, capture: Capture) -> bool:
         """What is known in front of the step; whether all of it is usual."""
         loop, groups = self._loop, optimizer.param_groups
-        losses = loop.losses.held or capture.shared
+        held = loop.losses.held or capture.shared
         clipped = loop.clipped.any
         if not loop.around.phases.is_usual(self._usual) or len(groups) != self._groups:
             return False
-        count = len(losses)
+        count = len(held)
         front: tuple[float, ...] = ()
-        if count == 1:
-            total = losses[0]
-            if type(total) is not float or total - total != 0.0:
-                return False
-            front = (total,)
-        elif count:
-            if not all(type(loss) is float for loss in losses):
-                return False
-            total = sum(losses)
-            if total - total != 0.0:
-                return False
-            front = (total, total / count, float(count))
-        if clipped:
-            norms = loop.clipped.quick
-            if norms is None:
-                return False
+        coming = False
+        if count:
+            total: Any = held[0] if count == 1 else _sum(held)
+            coming = type(total) is not float
+            if not coming:
+                if total - total != 0.0:
+                    return False
+                front = (total,) if count == 1 else (total, total / count, float(count))
+        norms = loop.clipped.quick if clipped else None
+        if norms is not None and not coming and norms.ready:
             front += norms.norms()
+        elif clipped:
+            if norms is None or not coming:
+                return False
+            clipped = False
         scaler = capture.usual_scaler()
         if scaler is None:
             return False
@@ -203,7 +220,8 @@ class QuickSteps:
             back.append(rate)
         back += scaler
         self._front, self._back = front, back
-        self._key = (count if count < 2 else 2, clipped, len(scaler))
+        self._coming, self._clipped = (held, norms) if coming else ([], None)
+        self._key = (0 if coming else min(count, 2), clipped, len(scaler))
         return True
 
     def after(self, optimizer: torch.optim.Optimizer) -> bool | None:
@@ -248,8 +266,11 @@ class QuickSteps:
         columns = self._columns.get(self._key) or self._name_columns()
         at_us = unix_us()
         values = (*self._front, *phases.usual_step_ends(now), step_time, *self._back)
-        # Never urgent: all of it is usual.
-        training.sender.row(_row((step, at_us, columns, values, "train")))
+        if self._coming or capture.waiting:
+            self._send_later(capture, step, at_us, columns, values)
+        else:
+            # Never urgent: all of it is usual.
+            training.sender.row(_row((step, at_us, columns, values, "train")))
         isolation = loop.isolation
         if step > 1 and capture.schedule.stepped(step_time, isolation.seconds) and self.until:
             self.until = capture.quiet_until(step + 1)  # the intervals were chosen anew
@@ -266,11 +287,24 @@ class QuickSteps:
             self.passed.begin(capture, optimizer, self.until)
         return exit_points.asks(step)
 
+    def _send_later(
+        self,
+        capture: Capture,
+        step: int,
+        at_us: int,
+        columns: tuple[str, ...],
+        values: tuple[float, ...],
+    ) -> None:
+        """Once the losses of this step have come, and all of the steps before."""
+        coming, self._coming = self._coming, []
+        clipped, self._clipped = self._clipped, None
+        capture.stepped_quickly(step, at_us, columns, values, coming, clipped)
+
     def _name_columns(self) -> tuple[str, ...]:
         """In the order of the long way."""
-        losses, clipped, scaler = self._key
+        count, clipped, scaler = self._key
         columns = self._columns[self._key] = (
-            *("loss", "loss_mean", "micro_batches")[: (0, 1, 3)[losses]],
+            *("loss", "loss_mean", "micro_batches")[: (0, 1, 3)[count]],
             *(("gradient_norm", "gradient_norm_clipped") if clipped else ()),
             *self._usual,
             "step_time_s",
@@ -278,3 +312,13 @@ class QuickSteps:
             *("scaler_skipped", "scaler_scale")[:scaler],
         )
         return columns
+
+
+def _sum(held: list[Loss]) -> float | None:
+    """Their sum; None if one is still on a GPU."""
+    total = 0.0
+    for loss in held:
+        if type(loss) is not float:
+            return None
+        total += loss
+    return total

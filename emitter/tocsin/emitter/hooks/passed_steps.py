@@ -24,7 +24,7 @@ import torch
 from tocsin.emitter.stop import exit_points
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sized
 
     from torch import nn
 
@@ -50,7 +50,7 @@ class PassedSteps:
     __slots__ = (
         *("on", "quiet", "inside", "_named", "_loop", "_capture", "_training", "_rank", "_ours"),
         *("_root", "_unscales", "_made_step", "_backwards", "_most_backwards", "_first", "_until"),
-        *("_began_s", "_ended_s", "_by_s", "__weakref__"),
+        *("_began_s", "_ended_s", "_by_s", "_waiting", "__weakref__"),
     )
 
     def __init__(self, loop: LoopState) -> None:
@@ -73,6 +73,7 @@ class PassedSteps:
         self._unscales = self._made_step = False
         self._backwards = self._most_backwards = 0
         self._first = self._until = 0
+        self._waiting: Sized = ()
         self._began_s = self._ended_s = self._by_s = 0.0
 
     def begin(self, capture: Capture, optimizer: torch.optim.Optimizer, until: int) -> None:
@@ -91,6 +92,7 @@ class PassedSteps:
             self._ours = weakref.ref(optimizer)
         if self._capture is not capture:
             self._capture, self._training = capture, capture.training
+            self._waiting = capture.waiting
             around.phases.resumes = self.end
         self._rank = exit_points.listening()
         root = capture.optimizers.root
@@ -151,6 +153,8 @@ class PassedSteps:
         if not self.on:
             self._ended_inside(now)
         else:
+            if self._waiting and self._capture is not None:
+                self._capture.poll()  # what a GPU says of the step that was looked at last
             if step >= self._named.wakes:
                 self._loop.around.send_named(training, step)
             if step + 1 >= self._until or now >= self._by_s:

@@ -82,6 +82,13 @@ class Watched:
             return []
         return list(zip(self.names, map(flat.__getitem__, self.places), strict=True))
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether one of its parameters has a gradient; asked at each step, so no list is made."""
+        optimizer = self.optimizer()
+        groups = () if optimizer is None else optimizer.param_groups
+        return any(p.grad is not None for group in groups for p in group["params"])
+
     def holds(self, parameter: torch.Tensor) -> bool:
         """Whether that is one of these, and not another tensor with the id that one has had."""
         own = self.own.get(id(parameter))

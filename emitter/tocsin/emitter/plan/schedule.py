@@ -100,6 +100,8 @@ class CaptureSchedule:
         """Whether steps have been passed over: only then is it told how many."""
         self._closer_from = self._closer_until = 0
         self._closer_next = 0
+        self.reads_blocks = True
+        """Whether blocks of gradients can be read: not where all of them are on a GPU."""
         self.exact_until = 0
         """The first step whose gradient norm need not be exact again, whatever the interval."""
         self.asked = 0
@@ -146,7 +148,8 @@ class CaptureSchedule:
         if self.due(step) or step < max(self._closer_until, self.exact_until):
             return step
         shares = self.budget.shares
-        regular = (step + -step % shares[name].interval for name in (BLOCKS, NORMS))
+        names = (BLOCKS, NORMS) if self.reads_blocks else (NORMS,)
+        regular = (step + -step % shares[name].interval for name in names)
         return min(*regular, self._next - 1)
 
     def to_next_look(self, step: int) -> int:

@@ -13,7 +13,7 @@ from tocsin.emitter.probes.losses import Loss, loss_of, on_host
 from tocsin.emitter.statistics.async_copy import HostCopy
 
 if TYPE_CHECKING:
-    pass
+    from tocsin.emitter.model.optimizers import Watched
 
 
 MAX_CALLS: Final = 256
@@ -91,14 +91,14 @@ class ClippedNorms:
         self._calls.append(_Call(ids, have, number, float(limit)))
         self.any = True
 
-    def drain(self, parameters: Iterable[torch.Tensor]) -> Clipped | None:
-        """The norms of parts that make up these parameters, those of the main optimizer; None if a
+    def drain(self, watched: Watched) -> Clipped | None:
+        """The norms of parts that make up the parameters of that optimizer, the main one; None if a
         part is missing, or was clipped twice. None is left.
         """
-        calls, self._calls, self.any = self._calls, [], False
-        if not calls:
+        if not self.any:
             return None
-        everyone = list(parameters)
+        calls, self._calls, self.any = self._calls, [], False
+        everyone = [parameter for _, parameter in watched.parameters]
         wanted = {id(p) for p in everyone if p.grad is not None}
         everybody = {id(p) for p in everyone}
         parts = [
@@ -118,12 +118,12 @@ class ClippedNorms:
     @property
     def quick(self) -> Clipped | None:
         """What `drain` would return, where that is known without looking at parameters: one call,
-        of all that the main optimizer has, whose norm is here and finite.
+        of all that the main optimizer has, whose norm is finite, or on its way from a GPU.
         """
         if len(self._calls) != 1:
             return None
         _, parts, norm, limit = self._calls[0]
-        if parts is not None or not isinstance(norm, float) or norm - norm != 0.0:
+        if parts is not None or (isinstance(norm, float) and norm - norm != 0.0):
             return None
         return Clipped([norm], [limit])
 

@@ -26,7 +26,7 @@ from tocsin.schemas.records.frames import Floats
 GRADIENTS: Final = "gradients"
 
 MIXED_EVERY: Final = 64
-"""Steps between two looks at whether a model on a GPU has gradients on the CPU, too."""
+"""Readings between two looks at whether a model on a GPU has gradients on the CPU, too."""
 
 
 class Norms:
@@ -125,7 +125,8 @@ class GradientReader:
         self._schedule = schedule
         self._optimizers = optimizers
         self._blocks: dict[int, BlockReader] = {}
-        self._mixed: dict[int, bool] = {}
+        self._on_cpu: dict[int, tuple[int, bool]] = {}
+        """By optimizer: its readings so far, and whether a gradient was on the CPU."""
         self._read_at = {BLOCKS: -1, NORMS: -1, GRADIENTS: -1}
         self.skipped = 0
         """Tensors that could not be read so far: meta, quantised, …"""
@@ -144,15 +145,16 @@ class GradientReader:
         reading = Reading(parts=watched.parts)
         if optimizer is not None:
             reading.is_primary = partial(self._optimizers.is_primary, optimizer)
-        if not (due or exact or nonfinite or schedule.is_due(BLOCKS, step)):
-            some = any(p.grad is not None for _, p in watched.parameters)
-            return reading if some else None
+        sampled = schedule.is_due(BLOCKS, step) and self._may_be_on_cpu(optimizer)
+        if not (due or exact or nonfinite or sampled):
+            return reading if watched.has_gradients else None
         gradients = [g for _, p in reversed(watched.parameters) if (g := p.grad) is not None]
         if not gradients:
             return None
         wanted = [Wanted(p.name, self._optimizers.chosen(watched, p), p.columns) for p in due]
-        on_cpu = gradients[0].is_cpu or self._some_on_cpu(optimizer, gradients, step)
-        if on_cpu and not wanted and not nonfinite and schedule.is_due(BLOCKS, step):
+        on_cpu = any(gradient.is_cpu for gradient in gradients)
+        self._found(optimizer, on_cpu=on_cpu)
+        if on_cpu and not wanted and not nonfinite and sampled:
             began = time.thread_time()
             reader = self._blocks.setdefault(id(optimizer), BlockReader())
             blocks = reading.blocks = reader.read(gradients)
@@ -177,16 +179,19 @@ class GradientReader:
         before, self._read_at[name] = self._read_at[name], step
         return before == step
 
-    def _some_on_cpu(
-        self, optimizer: torch.optim.Optimizer | None, gradients: Sequence[torch.Tensor], step: int
-    ) -> bool:
-        """Whether some lie there though the first does not; looked at now and then: it rarely is
-        so, and each question costs.
+    def _may_be_on_cpu(self, optimizer: torch.optim.Optimizer | None) -> bool:
+        """Whether some may lie there, of which blocks can be read. Looked at now and then: it
+        rarely changes, and each look costs.
         """
-        key = id(optimizer)
-        if key not in self._mixed or step % MIXED_EVERY == 0:
-            self._mixed[key] = any(gradient.is_cpu for gradient in gradients)
-        return self._mixed[key]
+        readings, on_cpu = self._on_cpu.get(id(optimizer), (0, True))
+        self._on_cpu[id(optimizer)] = readings + 1, on_cpu
+        return on_cpu or readings % MIXED_EVERY == 0
+
+    def _found(self, optimizer: torch.optim.Optimizer | None, *, on_cpu: bool) -> None:
+        readings, before = self._on_cpu.get(id(optimizer), (0, True))
+        if on_cpu != before:
+            self._on_cpu[id(optimizer)] = readings, on_cpu
+            self._schedule.reads_blocks = any(there for _, there in self._on_cpu.values())
 
     def _flat(self, watched: Watched) -> tuple[list[str], list[torch.Tensor]]:
         names, flat = [], []

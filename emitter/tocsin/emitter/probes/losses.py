@@ -6,6 +6,7 @@ What is kept is a number, or on a GPU a detached copy of one number: never a gra
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -19,6 +20,9 @@ MAX_LOSSES: Final = 100_000
 
 Loss: TypeAlias = "float | torch.Tensor"
 
+is_here: Final = attrgetter("is_cpu")
+"""Whether a tensor is on the host, where it can be read at once."""
+
 
 def loss_of(tensors: object, unscaled: torch.Tensor | None) -> Loss | None:
     """The loss of a backward call from these tensors, if it is one number.
@@ -28,14 +32,14 @@ def loss_of(tensors: object, unscaled: torch.Tensor | None) -> Loss | None:
     loss = only(tensors) if unscaled is None else unscaled
     if not isinstance(loss, torch.Tensor):
         return None
-    if type(loss) is torch.Tensor and loss.is_cpu and loss.dtype.is_floating_point:
+    if type(loss) is torch.Tensor and is_here(loss) and loss.dtype.is_floating_point:
         return float(loss.item()) if loss.numel() == 1 else None
     if loss.numel() != 1 or loss.is_meta:
         return None
     if loss.is_complex() or hasattr(loss, "to_local") or is_recording():
         return None
     loss = loss.detach()
-    if loss.device.type == "cpu":
+    if is_here(loss):
         return float(loss)
     copied: torch.Tensor = loss.reshape(1).to(torch.float32, copy=True)
     return copied
@@ -60,8 +64,10 @@ def on_host(losses: list[Loss]) -> list[float] | HostCopy:
     if not tensors:
         return floats
     with torch.no_grad():
-        home = tensors[0].device
-        return _Beside(torch.cat([tensor.to(home) for tensor in tensors]), floats)
+        together = tensors[0]
+        if len(tensors) > 1:
+            together = torch.cat([tensor.to(together.device) for tensor in tensors])
+        return _Beside(together, floats)
 
 
 def only(tensors: object) -> object:

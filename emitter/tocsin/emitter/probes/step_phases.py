@@ -71,6 +71,8 @@ class StepPhases(Probe):
         """Another training begins."""
         self.wakes = NEVER
         self.timer = self.device = None
+        self.looks_every: Callable[[], int] = _each
+        """Steps between two that are looked at: the GPU is timed at each tenth of these."""
         self.report = None
         self._loads = False
         self.cursor: float | None = None
@@ -110,6 +112,7 @@ class StepPhases(Probe):
         first = None if root is None else next(root.parameters(), None)
         if first is not None and first.device.type == "cuda":
             self.timer = DeviceTime(report, events_on(first.device), isolation=isolation)
+            self.looks_every = lambda: training.schedule.budget.looks_every
             self.wakes = 0
 
     def _zero(self) -> None:
@@ -245,13 +248,13 @@ class StepPhases(Probe):
 
     def is_usual(self, columns: tuple[str, ...]) -> bool:
         """Whether nothing but the phases of these columns, which are `usual_columns`, has taken
-        time since the last step, and no GPU is timed.
+        time since the last step, and the GPU is not timed at this one.
         """
         return (
             self._checkpoint == 0.0
             and self._evaluation == 0.0
             and self._evaluating is None
-            and self.timer is None
+            and self.device is None
             and columns is (_LOADING if self._loads else _USUAL)
         )
 
@@ -295,9 +298,13 @@ class StepPhases(Probe):
             timer.close_step(step)
         if timer.waiting:
             timer.poll()
-        if (step + 1) % cuda_timing.EVERY == 0:
+        every = cuda_timing.EVERY * self.looks_every()
+        if (step + 1) % every == 0:
             self.device = timer
             timer.forward()
+        # Until the GPU has come by, each step asks.
+        at_once = self.device is not None or timer.waiting
+        self.wakes = step + 1 if at_once else step + every - 1 - step % every
 
     def close(self, training: Training) -> None:
         """See `Probe`."""
@@ -310,3 +317,7 @@ class StepPhases(Probe):
 
 def _nothing() -> None:
     pass
+
+
+def _each() -> int:
+    return 1

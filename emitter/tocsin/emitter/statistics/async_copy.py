@@ -26,10 +26,9 @@ class HostCopy(DriverObjects):
         if source.device.type == "cuda":
             # The user may have made another device the default.
             host = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=True)
-            with torch.cuda.device(source.device):
-                host.copy_(source, non_blocking=True)
-                self._event = torch.cuda.Event()
-                self._event.record()
+            host.copy_(source, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(source.device))
             self._host = host
         self._asked = False
 

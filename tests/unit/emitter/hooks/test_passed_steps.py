@@ -20,6 +20,8 @@ from tocsin.emitter.capture import user_values
 from tocsin.emitter.hooks import passed_steps
 from tocsin.emitter.hooks.passed_steps import PassedSteps
 from tocsin.emitter.hooks.state import Hooks
+from tocsin.emitter.probes import losses
+from tocsin.emitter.probes.cuda_timing import DeviceTime, Event
 from tocsin.emitter.stop import exit_points
 from tocsin.emitter.stop.exception import StopTraining
 from tocsin.emitter.training.training import Training
@@ -31,6 +33,15 @@ NOTHING = (
 )
 EVERY = 5
 FROM = 10
+
+
+@pytest.fixture(params=["on the host", "on a device"], autouse=True)
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where losses are: on a device their numbers come a step later, as those of a GPU do."""
+    found = str(request.param)
+    if found == "on a device":
+        monkeypatch.setattr(losses, "is_here", lambda tensor: False)
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +134,7 @@ def test_times_of_a_step_that_is_looked_at_are_its_own(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_finite_is_found_at_the_next_look_and_all_is_looked_at_from_there(
-    tmp_path: Path,
+    tmp_path: Path, where: str
 ) -> None:
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -138,8 +149,41 @@ def test_a_loss_that_is_not_finite_is_found_at_the_next_look_and_all_is_looked_a
     run(tmp_path, step)
     found = said(tmp_path).steps()
     bad = [step for step, row in found.items() if not math.isfinite(row.get("loss", 0.0))]
-    assert bad == list(range(35, 60))
-    assert found[35]["gradient_nonfinite"] == 2
+    # From a device it comes behind the step after, which was passed over.
+    there = where == "on a device"
+    assert bad == ([35, *range(37, 60)] if there else list(range(35, 60)))
+    assert found[37 if there else 35]["gradient_nonfinite"] == 2
+
+
+class Mark:
+    """An event that the GPU has passed at once."""
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end_event: Event, /) -> float:
+        return 2.0
+
+
+def test_a_gpu_is_timed_at_steps_that_are_looked_at(tmp_path: Path) -> None:
+    step, timed = loop(), []
+    with captured(tmp_path, TOCSIN_CAPTURE=NOTHING) as hooks:
+        step(0)
+        schedule, phases = training(hooks).schedule, hooks.around.phases
+        phases.looks_every = lambda: schedule.budget.looks_every
+        phases.timer = DeviceTime(lambda *row: timed.append(row), Mark, isolation=hooks.isolation)
+        phases.wakes = 0
+        for number in range(1, 120):
+            if number == FROM:
+                pass_over(hooks)
+            step(number)
+        assert hooks.isolation.off == {}
+    assert [(step, seconds) for step, _, seconds in timed] == [
+        (step, (0.002, 0.002, 0.002)) for step in (10, 50, 100)
+    ]
+    # A step that is timed is looked at, and so is the one before, behind which the time begins.
+    looked = {*range(FROM + 1), *range(15, 120, EVERY), 49, 50, 51, 99, 100, 101}
+    assert looked - {51, 101} <= set(said(tmp_path).steps()) <= looked | {11, 12}
 
 
 def test_a_stop_takes_effect_behind_the_step_in_progress(
