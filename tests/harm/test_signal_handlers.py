@@ -22,7 +22,7 @@ import torch
 from support.captured import captured
 from tocsin.emitter.process.isolation import Isolation
 from tocsin.emitter.stop import exit_points
-from tocsin.emitter.stop.departure import Edge
+from tocsin.emitter.stop.leave_report import Edge
 from tocsin.schemas.records.frames import Speaker
 
 _HERE = "/tocsin/emitter/"

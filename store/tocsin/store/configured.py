@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from tocsin.schemas.configuration.store import BUCKETS, StoreConfig
-from tocsin.store.archive.keep import Keep
+from tocsin.store.archive.retention import Keep
 from tocsin.store.catalog import Store
 from tocsin.store.errors import UnusableStore
 from tocsin.store.opening import default_store

@@ -28,7 +28,9 @@ from tocsin.schemas.topics import Topics, telemetry_partition
 from tocsin.store import Store, open_run, open_store
 from tocsin.store.archive.batch import Taken
 from tocsin.store.archive.flush import flush
-from tocsin.store.archive.keep import (
+from tocsin.store.archive.merge import MANY, compact, thin_out, wants_thinning
+from tocsin.store.archive.once import archive_run, finish_others
+from tocsin.store.archive.retention import (
     FORGOTTEN_MS,
     Keep,
     delete_run,
@@ -36,8 +38,6 @@ from tocsin.store.archive.keep import (
     make_room,
     too_much,
 )
-from tocsin.store.archive.merge import MANY, compact, thin_out, wants_thinning
-from tocsin.store.archive.once import archive_run, finish_others
 from tocsin.store.archive.service import ArchiveService, FlushPolicy
 from tocsin.store.archive.taking import take
 from tocsin.store.archive.upkeep import Upkeep

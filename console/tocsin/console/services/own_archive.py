@@ -88,8 +88,8 @@ class OwnArchive:
 
     async def _archive(self, *, over: bool, others: bool = False) -> None:
         # What it imports is not paid by runs that archive nothing.
-        from tocsin.store.archive.keep import make_room
         from tocsin.store.archive.once import archive_run, finish_others
+        from tocsin.store.archive.retention import make_room
         from tocsin.store.configured import keep_of
 
         topics: Topics = self._context.topics

@@ -34,7 +34,7 @@ from tocsin.emitter.training.context import current
 
 if TYPE_CHECKING:
     from tocsin.emitter.capture.capture import Capture
-    from tocsin.emitter.stop.departure import Edge
+    from tocsin.emitter.stop.leave_report import Edge
 
 BACKWARDS_WITHOUT_STEP: Final = 16
 """Backward calls without an optimizer step after which each is an edge; or twice as many as this

@@ -7,7 +7,7 @@ Several ranks leave only together. Once they have agreed, and not before, a laun
 torchrun to start them again; ranks that stay keep their restarts. `start()` has no way to torchrun:
 without a launcher it starts ranks again that have left, as after any other stop, while it has
 restarts left. The command of the run's own rule follows, and confirms the stop
-(`tocsin.emitter.stop.departure`).
+(`tocsin.emitter.stop.leave_report`).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from tocsin.emitter.process.isolation import from_signal
 from tocsin.emitter.stop import side_group
-from tocsin.emitter.stop.departure import Edge, Emit, Flush
+from tocsin.emitter.stop.leave_report import Edge, Emit, Flush
 from tocsin.emitter.stop.rank import Look, Rank
 from tocsin.emitter.stop.verification import STOP
 from tocsin.schemas.records.frames import Speaker

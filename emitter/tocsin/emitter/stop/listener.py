@@ -24,8 +24,8 @@ from tocsin.emitter.process.identity import Who, who_speaks
 from tocsin.emitter.process.process_group import process_lives
 from tocsin.emitter.process.stderr import print_line
 from tocsin.emitter.stop import before_update, datagrams
-from tocsin.emitter.stop.departure import Emit
 from tocsin.emitter.stop.detail_requests import CloserLooks
+from tocsin.emitter.stop.leave_report import Emit
 from tocsin.emitter.stop.processes import Members, Trainer
 from tocsin.emitter.stop.unwatched import LINES
 from tocsin.emitter.stop.verification import (

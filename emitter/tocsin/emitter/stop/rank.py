@@ -19,8 +19,8 @@ from typing import Final, NamedTuple, NoReturn
 
 from tocsin.emitter.process.identity import Who, who_speaks
 from tocsin.emitter.stop import before_update, datagrams, saving
-from tocsin.emitter.stop.departure import Departure, Edge, Emit, Flush
 from tocsin.emitter.stop.exception import StopTraining, taken_over
+from tocsin.emitter.stop.leave_report import Edge, Emit, Flush, LeaveReport
 from tocsin.emitter.stop.rank_agreement import Agreement
 from tocsin.emitter.stop.rank_socket import RankSocket
 from tocsin.emitter.stop.verification import (
@@ -104,7 +104,7 @@ class Rank:
         self._taken: _Taken | None = None
         self._closed = False
         self._socket = RankSocket(speaker, self._take)
-        self._departure = Departure(speaker, emit, self._socket, flush=flush, finite=finite)
+        self._leaving = LeaveReport(speaker, emit, self._socket, flush=flush, finite=finite)
         self._question = before_update.Question(self._socket)
         self._early = before_update.Decision(self._question, speaker.world_size)
         self._socket.listen(local_rank, restart_count, training)
@@ -156,7 +156,7 @@ class Rank:
         taken = self._taken
         if taken is not None:
             choice = taken.choice or saving.of_framework(taken.writes)
-            self._departure.report(taken.stop, taken.command, taken.edge, taken.step, choice)
+            self._leaving.report(taken.stop, taken.command, taken.edge, taken.step, choice)
             raise taken.stop
 
     def hear(self, signed: SignedCommand) -> None:
@@ -197,22 +197,22 @@ class Rank:
             )
         )  # fmt: skip
         # At once, if it has left already before the update that this command is about.
-        self._departure.confirm(command)
+        self._leaving.confirm(command)
 
     def await_command(self) -> None:
         """Where this rank has left before an update: wait for the command, within `COMMAND_S`."""
-        self._departure.await_confirmation(COMMAND_S)
+        self._leaving.await_confirmation(COMMAND_S)
 
     @property
     def updates_unguarded(self) -> bool:
         """Whether this rank takes no part in leaving before updates any more."""
-        return self._early.off is not None or self._departure.over
+        return self._early.off is not None or self._leaving.over
 
     def leaves_before_update(self, bad: bool, step: int, *, alike: bool) -> bool:
         """Whether this rank leaves before the update of `step`: `bad` are its gradients, and those
         of all ranks where they are `alike`. May wait for the listener of the node and other ranks.
         """
-        if self._departure.over or self._saving or self._taken is not None:
+        if self._leaving.over or self._saving or self._taken is not None:
             return False
         was_off = self._early.off
         leaves = self._early.decide(bad, step, self._agreed, alike=alike)
@@ -227,13 +227,13 @@ class Rank:
         made. Waits for a checkpoint that is being written, or is to be.
         """
         saving.writes.wait(UNTOLD_GRACE_S)
-        choice = self._departure.choose(
+        choice = self._leaving.choose(
             policy,
             None if self._agreed is None else self._agreed.vote,
             partial(saving.kept_until_told, policy),
         )
         stop = StopTraining(reason, step=step if step >= 0 else None, save=choice is None)
-        self._departure.report_early(stop, step, choice or self._save())
+        self._leaving.report_early(stop, step, choice or self._save())
         raise stop
 
     def close(self) -> None:
@@ -273,12 +273,12 @@ class Rank:
     def _leave(self, command: StopRequested | None, edge: Edge, step: int) -> None:
         reason = "another rank received a stop" if command is None else command.reason
         issue_id = None if command is None else command.issue_id
-        if self._departure.over:
+        if self._leaving.over:
             # Somebody has caught it, and goes on.
             raise StopTraining(reason, step=step, issue_id=issue_id)
         # A write on another thread would be cut off.
         saving.writes.wait(UNTOLD_GRACE_S if command is None else command.grace_s)
-        choice = self._departure.choose(
+        choice = self._leaving.choose(
             None if command is None else command.checkpoint,
             None if self._agreed is None else self._agreed.most,
             partial(saving.kept, command),
@@ -290,7 +290,7 @@ class Rank:
             self._taken = _Taken(stop, command, edge, step, time.monotonic(), choice, ended)
             self.awake = True
             return
-        self._departure.report(stop, command, edge, step, choice or self._save())
+        self._leaving.report(stop, command, edge, step, choice or self._save())
         raise stop
 
     def _save(self) -> saving.Choice:

@@ -41,8 +41,8 @@ from tocsin.emitter.send.encoding import Address
 from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.send.sender import FLUSH_S, Sender
 from tocsin.emitter.stop import before_update, datagrams, exit_points, verification
-from tocsin.emitter.stop.departure import Edge
 from tocsin.emitter.stop.exception import StopTraining
+from tocsin.emitter.stop.leave_report import Edge
 from tocsin.schemas.monotonic_clock import unix_ms, unix_us
 from tocsin.schemas.records.checkpoints import Checkpoint, CheckpointWritten
 from tocsin.schemas.records.events import Data, clip

@@ -15,14 +15,14 @@ from typing import Final
 from tocsin.runtime.clock import Clock, SystemClock
 from tocsin.runtime.worker import no_crash
 from tocsin.schemas.topics import Topics
-from tocsin.store.archive.keep import (
+from tocsin.store.archive.merge import compact, thin_out, wants_thinning
+from tocsin.store.archive.retention import (
     Keep,
     deleted_folders,
     finish_deletion,
     make_room,
 )
-from tocsin.store.archive.keep import over as is_over
-from tocsin.store.archive.merge import compact, thin_out, wants_thinning
+from tocsin.store.archive.retention import over as is_over
 from tocsin.store.catalog import Store
 from tocsin.store.errors import StoreError
 from tocsin.store.manifest import FAMILIES, Family, Manifest

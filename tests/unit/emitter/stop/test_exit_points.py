@@ -17,8 +17,8 @@ from support.stops import StopSigner
 from support.waiting import wait_until
 from tocsin.emitter.stop import (
     datagrams,
-    departure,
     exit_points,
+    leave_report,
     rank_agreement,
     side_group,
 )
@@ -114,7 +114,7 @@ def test_a_verified_stop_is_raised_at_the_next_edge(place: Place) -> None:
     assert isinstance(left, StopLeft)
     assert (left.step, left.edge, left.issue_id) == (8, "scaler_update", "issue-1")
     assert place.heard("left")["step"] == 8
-    assert place.flushed == [departure.FLUSH_S]
+    assert place.flushed == [leave_report.FLUSH_S]
 
 
 def test_a_loop_that_swallows_the_stop_is_left_at_the_next_edge_again(place: Place) -> None:

@@ -34,7 +34,7 @@ Emit = Callable[[Data], object]
 Flush = Callable[[float], object]
 
 
-class Departure:
+class LeaveReport:
     """The leaving of one rank. On the training's thread, but for `confirm`."""
 
     def __init__(
