@@ -38,6 +38,8 @@ class Model:
     now_ms: int = START_MS
     waiting: list[Message] = field(default_factory=list)
     sent: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+    came: list[tuple[str, int]] = field(default_factory=list)
+    """Repeats that the results of the last tick have brought, and when they are due."""
 
     def add(self, sort: str, key: str, due_ms: int) -> None:
         """Into the first message of its sort that waits until about then, else a new one."""
@@ -59,6 +61,16 @@ class Model:
         for one in self.waiting:
             one.closed = True
 
+    def lose_results(self) -> None:
+        """The next worker sends again what was sent last, and repeats come of that as before."""
+        lost = {key for key, _ in self.came}
+        for one in self.waiting:
+            one.keys -= lost
+        self.waiting = [one for one in self.waiting if one.keys]
+        self.close_all()
+        for key, due_ms in self.came:
+            self.add("repeat", key, due_ms)
+
     def end_repeats(self, issue_id: str) -> None:
         """An issue is over, or somebody has answered it."""
         for one in self.waiting:
@@ -69,13 +81,16 @@ class Model:
     def tick(self, now_ms: int) -> None:
         """Send what is due, as often as that lets more be sent."""
         self.now_ms = now_ms
+        self.came = []
         while ready := [one for one in self.waiting if one.due_ms <= now_ms and self._free(one)]:
             one = ready[0]
             self.waiting.remove(one)
             self.sent.append((now_ms, tuple(sorted(one.keys))))
             for key in sorted(one.keys) if one.sort == "repeat" else ():
                 head, _, number = key.rpartition("/")
-                self.add("repeat", f"{head}/{int(number) + 1}", now_ms + REPEAT_MS)
+                following = f"{head}/{int(number) + 1}", now_ms + REPEAT_MS
+                self.came.append(following)
+                self.add("repeat", *following)
 
     def _free(self, message: Message) -> bool:
         """Whether no earlier notice of any of its issues still waits in another message."""
@@ -164,7 +179,7 @@ class Notices(RuleBasedStateMachine):
     @rule()
     def a_result_is_lost(self) -> None:
         """A worker dies when a message was sent, before the ledger has that: it is sent again."""
-        self.model.close_all()
+        self.model.lose_results()
         self.worker.lose_results()
 
     @invariant()
