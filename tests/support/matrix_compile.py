@@ -139,6 +139,8 @@ def counted(case: Case) -> dict[str, object]:
 def main(folder: Path, names: list[str]) -> None:
     """These cases without us, then with us."""
     warnings.simplefilter("error")
+    # Some versions of torch deprecate a part of themselves that their compiler imports.
+    warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
     torch.set_num_threads(1)
     assert not torch_patches._installed
     found: dict[str, dict[str, object]] = {
