@@ -207,6 +207,8 @@ def test_clipping(tmp_path: Path, way: str) -> None:
         assert max(row.series("gradient_norm")) < min(norms)
 
 
+# LBFGS of torch 2.8 does that itself.
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True to a scalar")
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
 def test_lbfgs_calls_its_closure_often_and_makes_one_step(
     tmp_path: Path, search: str | None
