@@ -41,8 +41,9 @@ from tocsin.schemas.records.program_facts import OptimizersSeen
 
 SHARING: Final = "optimizers of one loss"
 
-MAX_WAITING: Final = 64
-"""Steps whose numbers may be on their way from the GPU."""
+MAX_WAITING: Final = 1024
+"""Steps whose numbers may be on their way from the GPU. Its queue holds some 1,000 launches: many
+small steps, where a loop never waits for it."""
 
 
 class QuickPath(Protocol):
