@@ -80,11 +80,22 @@ async def test_a_broker_that_goes_away_and_comes_back(shaken_broker: Broker) -> 
                 return False
             return True
 
+        async def committed() -> bool:
+            await assigned(consumer, 4)
+            try:
+                await consumer.commit({place: 2})
+            except (BusUnavailable, FencedMember):
+                return False  # the group of a broker that has just started is still forming
+            return True
+
         await until(published, "publishing works again")
-        assert (await collect(reader, 1))[-1].value == b"after"
-        assert (await collect(consumer, 1))[-1].value == b"after"
-        await assigned(consumer, 4)
-        await consumer.commit({place: 2})
+        for part in (reader, consumer):
+            # What was not acknowledged may have been written all the same.
+            values: set[bytes | None] = set()
+            while b"after" not in values:
+                values |= {each.value for each in await collect(part, 1)}
+            assert values <= {b"lost", b"after"}
+        await until(committed, "the place is committed")
 
 
 @pytest.mark.parametrize("by", ["coordination", "heartbeat"])
