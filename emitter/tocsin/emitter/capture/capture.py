@@ -305,11 +305,12 @@ class Capture:
         losses: list[Loss],
         clipped: Clipped | None,
     ) -> None:
-        """A step went the quick way, and its losses, or those of steps before, are on their way."""
+        """A step went the quick way, and its losses, or those of steps before, are on their way:
+        to be sent by a later `poll`.
+        """
         coming = on_host(losses)
         draft = Draft(step, at_us, [*columns], [*values], coming, [], clipped, local=None)
         self.waiting.append(draft)
-        self.poll()
 
     def usual_scaler(self) -> tuple[float, ...] | None:
         """The values of a GradScaler in a usual step; None: the step is not usual."""

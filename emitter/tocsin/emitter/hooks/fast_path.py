@@ -92,8 +92,8 @@ class QuickSteps:
             self._rated = tuple(f"lr.{i}" for i in range(groups))
             self._columns.clear()
         off = self._groups > MAX_GROUPS or self._loop.isolation.rests(PROBE)
-        self.until = 0 if off else until
-        if until and not (off or nonfinite):
+        self.until = 0 if off or nonfinite else until
+        if self.until:
             self.passed.begin(capture, optimizer, until)
 
     def refuse(self) -> None:
@@ -277,6 +277,9 @@ class QuickSteps:
         ended = perf_counter()
         lasted = ended - now
         isolation.seconds += lasted if lasted < BRIEF_S else BRIEF_S
+        if capture.waiting:
+            capture.poll()
+            ended = perf_counter()
         probes = around.probes
         if probes.wakes(step):
             training.step_at_us = at_us

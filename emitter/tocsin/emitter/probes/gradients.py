@@ -189,7 +189,7 @@ class GradientReader:
 
     def _found(self, optimizer: torch.optim.Optimizer | None, *, on_cpu: bool) -> None:
         readings, before = self._on_cpu.get(id(optimizer), (0, True))
-        if on_cpu != before:
+        if on_cpu != before or (on_cpu and not self._schedule.reads_blocks):
             self._on_cpu[id(optimizer)] = readings, on_cpu
             self._schedule.reads_blocks = any(there for _, there in self._on_cpu.values())
 

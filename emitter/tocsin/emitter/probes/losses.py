@@ -61,8 +61,8 @@ def on_host(losses: list[Loss]) -> list[float] | HostCopy:
     """The losses as numbers, or on their way from a GPU."""
     tensors = [loss for loss in losses if isinstance(loss, torch.Tensor)]
     floats = [loss for loss in losses if isinstance(loss, float)]
-    if not tensors:
-        return floats
+    if not tensors or is_recording():
+        return floats  # a copy would be in the CUDA graph
     with torch.no_grad():
         together = tensors[0]
         if len(tensors) > 1:

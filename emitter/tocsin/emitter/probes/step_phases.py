@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from tocsin.emitter.probes import cuda_timing
 from tocsin.emitter.probes.cuda_timing import DeviceTime, events_on
 from tocsin.emitter.probes.probe import NEVER, Probe
+from tocsin.emitter.process.isolation import REST
 from tocsin.schemas.records.runs import PhaseMark
 
 if TYPE_CHECKING:
@@ -287,6 +288,8 @@ class StepPhases(Probe):
     def stepped(self, training: Training, step: int) -> None:
         """See `Probe`. Read what the GPU has passed, and time the next step if it is due."""
         training.isolation.run(cuda_timing.PROBE, self.after_step, step)
+        if training.isolation.rests(cuda_timing.PROBE):
+            self.device, self.wakes = None, step + REST
 
     def after_step(self, step: int) -> None:
         """A step was counted: read what the GPU has passed, and time the next step if it is due."""

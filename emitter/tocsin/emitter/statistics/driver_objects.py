@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 _inherited: Final[list[dict[str, Any]]] = []
-"""What a child has of its parents, kept until the child ends."""
+"""What a child has of its parents, kept until it leaves; workers leave without destructors."""
 
 
 class DriverObjects:

@@ -49,6 +49,7 @@ class PackedRows:
             # float64 holds counts of up to 2**53.
             filled = torch.count_nonzero(x, dim=1)
             cells.append(torch.cat((torch.stack(found).double(), filled[None].double())))
+            del rows, x  # before the next stack is made
         return torch.cat(cells, dim=1).reshape(-1) if cells else None
 
     def rows(self, copied: Doubles) -> Rows:

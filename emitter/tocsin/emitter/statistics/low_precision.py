@@ -86,6 +86,7 @@ class LowPrecision:
                 for of, rows in stacks([tensors[i] for i in places], chunk=CHUNK):
                     at += [elsewhere[places[i]] for i in of]
                     cells.append(_on_device(rows))
+                    del rows  # before the next stack is made
                 if at:
                     self._copies.append((at, HostCopy(torch.cat(cells))))
 

@@ -33,6 +33,7 @@ class Quantiles:
                 for of, rows in stacks([flat[i] for i in places]):
                     at += [places[i] for i in of]
                     together.append(_samples(rows).reshape(-1).float())
+                    del rows  # before the next stack is made
                 if at:
                     self._copies.append((at, HostCopy(torch.cat(together))))
 

@@ -146,12 +146,12 @@ def test_a_loss_that_is_not_finite_is_found_at_the_next_look_and_all_is_looked_a
         model(torch.ones(2, 4)).pow(2).mean().backward()
         optimizer.step()
 
-    run(tmp_path, step)
+    run(tmp_path, step, steps=120)  # beyond the spell of closer looks
     found = said(tmp_path).steps()
     bad = [step for step, row in found.items() if not math.isfinite(row.get("loss", 0.0))]
     # From a device it comes behind the step after, which was passed over.
     there = where == "on a device"
-    assert bad == ([35, *range(37, 60)] if there else list(range(35, 60)))
+    assert bad == ([35, *range(37, 120)] if there else list(range(35, 120)))
     assert found[37 if there else 35]["gradient_nonfinite"] == 2
 
 
@@ -184,6 +184,23 @@ def test_a_gpu_is_timed_at_steps_that_are_looked_at(tmp_path: Path) -> None:
     # A step that is timed is looked at, and so is the one before, behind which the time begins.
     looked = {*range(FROM + 1), *range(15, 120, EVERY), 49, 50, 51, 99, 100, 101}
     assert looked - {51, 101} <= set(said(tmp_path).steps()) <= looked | {11, 12}
+
+
+def test_a_gpu_that_cannot_be_timed_costs_no_step_its_quick_way(tmp_path: Path) -> None:
+    def refuse() -> Event:
+        raise RuntimeError("no event can be made")
+
+    step = loop()
+    with captured(tmp_path, TOCSIN_CAPTURE=NOTHING) as hooks:
+        step(0)
+        phases = hooks.around.phases
+        phases.timer = DeviceTime(lambda *_: None, refuse, isolation=hooks.isolation)
+        phases.wakes = 0
+        for number in range(1, 2 * FROM):
+            step(number)
+        assert phases.device is None
+        assert phases.wakes > 2 * FROM
+        assert list(hooks.isolation.off) == ["device time"]
 
 
 def test_a_stop_takes_effect_behind_the_step_in_progress(
