@@ -17,23 +17,15 @@ from support.loops import Loop, adversaries, in_backward, linear, loop, unseen
 from tocsin.emitter.capture.capture import Capture
 from tocsin.emitter.hooks.fast_path import QuickSteps
 from tocsin.emitter.hooks.state import Hooks
-from tocsin.emitter.probes import losses
 from tocsin.emitter.probes.gradients import GradientReader
+
+pytestmark = pytest.mark.usefixtures("where")
 
 NOTHING = (
     '{"pacing": "steps", "collections": {"gradients": "off", "weights": "off", '
     '"activations": "off", "optimizer_state": "off"}}'
 )
 Change = Callable[[int, torch.optim.Optimizer], object]
-
-
-@pytest.fixture(params=["on the host", "on a device"], autouse=True)
-def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where losses are: on a device their numbers come a step later, as those of a GPU do."""
-    found = str(request.param)
-    if found == "on a device":
-        monkeypatch.setattr(losses, "is_here", lambda tensor: False)
-    return found
 
 
 def hurry(hooks: Hooks) -> None:

@@ -20,12 +20,13 @@ from tocsin.emitter.capture import user_values
 from tocsin.emitter.hooks import passed_steps
 from tocsin.emitter.hooks.passed_steps import PassedSteps
 from tocsin.emitter.hooks.state import Hooks
-from tocsin.emitter.probes import losses
 from tocsin.emitter.probes.cuda_timing import DeviceTime, Event
 from tocsin.emitter.stop import exit_points
 from tocsin.emitter.stop.exception import StopTraining
 from tocsin.emitter.training.training import Training
 from tocsin.schemas.records.checkpoints import CheckpointWritten
+
+pytestmark = pytest.mark.usefixtures("where")
 
 NOTHING = (
     '{"pacing": "steps", "collections": {"gradients": "off", "weights": "off", '
@@ -33,15 +34,6 @@ NOTHING = (
 )
 EVERY = 5
 FROM = 10
-
-
-@pytest.fixture(params=["on the host", "on a device"], autouse=True)
-def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where losses are: on a device their numbers come a step later, as those of a GPU do."""
-    found = str(request.param)
-    if found == "on a device":
-        monkeypatch.setattr(losses, "is_here", lambda tensor: False)
-    return found
 
 
 @pytest.fixture(autouse=True)
