@@ -267,7 +267,8 @@ class QuickSteps:
         at_us = unix_us()
         values = (*self._front, *phases.usual_step_ends(now), step_time, *self._back)
         if self._coming or capture.waiting:
-            self._send_later(capture, step, at_us, columns, values)
+            coming, clipped = self._coming, self._clipped
+            capture.stepped_quickly(step, at_us, columns, values, coming, clipped)
         else:
             # Never urgent: all of it is usual.
             training.sender.row(_row((step, at_us, columns, values, "train")))
@@ -289,19 +290,6 @@ class QuickSteps:
         if thinned and self.until:
             self.passed.begin(capture, optimizer, self.until)
         return exit_points.asks(step)
-
-    def _send_later(
-        self,
-        capture: Capture,
-        step: int,
-        at_us: int,
-        columns: tuple[str, ...],
-        values: tuple[float, ...],
-    ) -> None:
-        """Once the losses of this step have come, and all of the steps before."""
-        coming, self._coming = self._coming, []
-        clipped, self._clipped = self._clipped, None
-        capture.stepped_quickly(step, at_us, columns, values, coming, clipped)
 
     def _name_columns(self) -> tuple[str, ...]:
         """In the order of the long way."""
