@@ -267,9 +267,9 @@ class Broker:
             "group.min.session.timeout.ms=1000",
             # As a broker is by default: nothing of ours may create a topic by asking for it.
             "auto.create.topics.enable=true",
-            "log.cleaner.backoff.ms=200",
+            "log.cleaner.backoff.ms=1000",
             "log.cleaner.dedupe.buffer.size=16777216",
-            "log.retention.check.interval.ms=500",
+            "log.retention.check.interval.ms=2000",
             "log.initial.task.delay.ms=500",
         ]
         if self.users:
