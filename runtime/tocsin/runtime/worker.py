@@ -43,7 +43,7 @@ CHECKPOINT_BUDGET_S: Final = 10.0
 _IDLE_S: Final = 1.0
 _LAGGING_S: Final = 0.5
 _SURE_MS: Final = 3_000
-"""After so long without a round a worker asks whether it is still a member before it writes."""
+"""After so long without a round a worker asks whether it is still a member before it works on."""
 
 _BACKOFF_S: Final = (0.1, 5.0)
 
@@ -156,7 +156,7 @@ class Worker:
         # Asked for under the lock: the service may be at work in its thread at any other time.
         self._timer_ms: int | None = None
         self._progress = Progress()
-        self._heard_ms = self._looked_ms = self._clock.now_ms()
+        self._heard_ms = self._looked_ms = self._sure_ms = self._clock.now_ms()
 
     def nudge(self) -> None:
         """Ask for a round soon. From any thread."""
@@ -260,8 +260,10 @@ class Worker:
         if self._wiring.polled and self._positions.numbers():
             self.ready.set()
         async with self._lock:
+            # The first round after a freeze may have nothing to write; the next would not ask.
+            await self._make_sure()
             await self._work()
-        self.last_round_ms = self.alive_ms = self._clock.now_ms()
+        self.last_round_ms = self.alive_ms = self._sure_ms = self._clock.now_ms()
         self._round_done.set()
         await self._look_for_progress(self.last_round_ms)
 
@@ -381,12 +383,17 @@ class Worker:
         """Under the lock."""
         producer, consumer = self._wiring.producer, self._wiring.consumer
         if producer is not None and consumer is not None:
-            if self.last_round_ms is not None:
-                away_ms = self._clock.now_ms() - self.last_round_ms
-                if away_ms > _SURE_MS:
-                    # Frozen, or cut off: what it holds may be another's by now, who has written it.
-                    await consumer.commit(self._positions.committed())
+            await self._make_sure()
             await self._checkpoints.make(producer, consumer, force=force)
+
+    async def _make_sure(self) -> None:
+        """After a while without a round, ask the bus whether what is owned here still is. Raises
+        FencedMember, BusUnavailable."""
+        now_ms, consumer = self._clock.now_ms(), self._wiring.consumer
+        if consumer is not None and now_ms - self._sure_ms > _SURE_MS:
+            # Frozen, or cut off: what it holds may be another's by now, who has written it.
+            await consumer.commit(self._positions.committed())
+            self._sure_ms = now_ms
 
     async def _save_before_giving_up(self, *, locked: bool = False) -> bool:
         """The last checkpoint of some partitions, within its budget; whether it was made."""

@@ -586,6 +586,27 @@ async def test_a_worker_that_was_frozen_asks_whether_it_is_a_member_before_it_wr
     assert await outputs_of(bus, "run-1") == list(expected_outputs("run-1", range(14)).items())
 
 
+async def test_a_worker_that_was_frozen_while_it_had_nothing_to_write_asks_too(
+    bus: EmbeddedBus,
+) -> None:
+    faulty, clock, service = FaultyBus(bus), FakeClock(), FoldService(TOPICS)
+    worker = make(faulty, service, clock=clock)  # type: ignore[arg-type]
+    async with running(worker):
+        await send(bus, "run-1", numbers(*range(7)))
+        assert await worker.caught_up(10)
+
+        # It wakes up, and its first round has nothing to do; what comes after that is another's.
+        faulty.asked.clear()
+        faulty.fence = 1
+        clock.advance(s=10)
+        worker.nudge()
+        await until(lambda: bool(faulty.asked))
+        assert faulty.asked[0] == "commit"
+        await send(bus, "run-1", numbers(*range(7, 14)))
+        assert await worker.caught_up(10)
+    assert await outputs_of(bus, "run-1") == list(expected_outputs("run-1", range(14)).items())
+
+
 async def test_records_of_a_skipped_run_wait_and_hold_the_commit_back(bus: EmbeddedBus) -> None:
     class Holding(FoldService):
         holds_skipped = True
