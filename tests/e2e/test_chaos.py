@@ -14,6 +14,7 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from support.fold_service import EVERY, MODULUS
 from support.forking import AlwaysForked
 from support.waiting import until
 from tocsin.bus.embedded.bus import EmbeddedBus
-from tocsin.bus.port import Outgoing, Partition
+from tocsin.bus.port import BusUnavailable, Outgoing, Partition
 from tocsin.runtime.testing import CRASH_AT
 from tocsin.schemas.topics import Topics, telemetry_partition
 
@@ -99,7 +100,14 @@ async def ended(child: AlwaysForked) -> int:
     return await asyncio.to_thread(child.wait, 120)
 
 
-async def send(bus: EmbeddedBus, model: Model, dice: random.Random, rounds: int) -> None:
+async def send(
+    bus: EmbeddedBus,
+    model: Model,
+    dice: random.Random,
+    rounds: int,
+    frozen: Sequence[AlwaysForked] = (),
+) -> None:
+    """The next number of each run, so many times."""
     producer = await bus.producer()
     for _ in range(rounds):
         records = []
@@ -108,7 +116,13 @@ async def send(bus: EmbeddedBus, model: Model, dice: random.Random, rounds: int)
             model.input[run].append(number)
             place = Partition(TOPICS.telemetry, telemetry_partition(run))
             records.append(Outgoing(place, run.encode(), b"%d" % number))
-        await producer.publish(records)
+        try:
+            await producer.publish(records)
+        except BusUnavailable:
+            # One was frozen in the middle of a write, and keeps the file locked until it goes on.
+            for one in frozen:
+                os.kill(one.pid, signal.SIGCONT)
+            await producer.publish(records)
     await producer.close()
 
 
@@ -139,7 +153,7 @@ async def chaos(path: Path, seed: int, kills: int, *, freezes: int) -> tuple[int
         try:
             frozen: list[AlwaysForked] = []
             while killed < kills:
-                await send(bus, model, dice, dice.randint(1, 6))
+                await send(bus, model, dice, dice.randint(1, 6), frozen)
                 number = dice.randrange(len(workers))
                 victim = workers[number]
                 await has_worked(victim.pid, dice.choice((0.01, 0.03, 0.06, 0.12)))
