@@ -55,6 +55,7 @@ LATE_RANKS_HOLD_MS: Final = 5_000
 
 SKIPPED: Final = "nonfinite_skipped"
 
+_MOST_COUNTED: Final = 2**53
 _COLLECTIONS: Final = (GRADIENTS, LOCAL, "weights", "optimizer_state")
 
 
@@ -332,9 +333,12 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
             self.state.skipped[rank] = int(frame.steps[-1])
             return none, True
         counted, norm = frame.column("gradient_nonfinite"), frame.column("gradient_norm")
-        if counted is not None and not self.params.only_nan:
-            return counted.astype(np.int64), False
-        return (none if norm is None else self._bad(norm).astype(np.int64)), False
+        by_norm = none if norm is None else self._bad(norm).astype(np.int64)
+        if counted is None or self.params.only_nan:
+            return by_norm, False
+        # NaN: not counted at this step. A number beyond the bound is none of a training's.
+        known = np.clip(np.nan_to_num(counted, nan=0.0), 0, _MOST_COUNTED).astype(np.int64)
+        return np.where(np.isnan(counted), by_norm, known), False
 
     def _counts(self, frame: TensorFrame) -> Counts | None:
         """The bad values of each row that is watched; None: none is."""

@@ -152,6 +152,29 @@ def test_a_frame_of_many_steps_is_looked_at_step_by_step() -> None:
     found(run, 2)
 
 
+@pytest.mark.parametrize("count", [NAN, -1e30])
+def test_a_count_of_gradients_that_is_none_is_no_issue(count: float) -> None:
+    run = started()
+    healthy(run, range(10))
+    run.steps([10], loss=2.0, gradient_norm=1.0, gradient_nonfinite=count)
+    run.ended()
+    assert_quiet(run.records)
+
+
+def test_where_gradients_were_not_counted_their_norm_decides() -> None:
+    run = started()
+    run.steps([5], loss=2.0, gradient_norm=NAN, gradient_nonfinite=NAN)
+    run.ended()
+    found(run, 5)
+
+
+def test_a_count_beyond_all_bounds_is_an_issue() -> None:
+    run = started()
+    run.steps([5], loss=2.0, gradient_norm=1.0, gradient_nonfinite=INF)
+    run.ended()
+    found(run, 5)
+
+
 def test_a_bad_weight_alone_is_named() -> None:
     run = started()
     healthy(run, range(10))
