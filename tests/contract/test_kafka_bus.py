@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import UnknownTopicOrPartitionError
 
 from support.buses import Notes, World, assigned, collect, partitions, record, until
 from support.kafka_broker import Broker, skip_or_fail, unavailable
@@ -158,6 +159,31 @@ async def test_a_producer_whose_client_has_given_up_goes_on_with_another(
         assert producer._client is not first
         found = await collect(await bus.reader({place: EARLIEST}), 2)
     assert [r.value for r in found] == [b"before", b"after"]
+
+
+async def test_a_topic_that_no_broker_describes_in_time_is_not_taken_for_a_missing_one(
+    kafka_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World("kafka", kafka_url)
+    spec, gone = world.spec(), world.spec()
+
+    async def in_vain(*_: object) -> None:
+        raise UnknownTopicOrPartitionError
+
+    async with world.bus() as bus:
+        await bus.init([spec, gone])
+        producer = await bus.producer()
+        assert isinstance(producer, KafkaProducer)
+        for one in (spec, gone):
+            await producer.publish([record(Partition(one.name, 0), b"k", b"v")])
+        admin = await world._admin()
+        await admin.delete_topics([gone.name])
+        await admin.close()
+        monkeypatch.setattr(producer._client.client, "_wait_on_metadata", in_vain)
+        with pytest.raises(BusUnavailable, match="no broker has described the topic in time"):
+            await producer.publish([record(Partition(spec.name, 0), b"k", b"v")])
+        with pytest.raises(UnknownTopic, match="bus has no topic"):
+            await producer.publish([record(Partition(gone.name, 0), b"k", b"v")])
 
 
 async def test_a_broker_that_does_not_know_a_new_topic_yet_is_asked_again(

@@ -315,8 +315,15 @@ class KafkaBus:
                 "'tocsin bus init' creates what is missing"
             )
 
-    async def _require_partitions(self, partitions: Sequence[Partition]) -> None:
-        await self._require(sorted({partition.topic for partition in partitions}))
+    async def _require_partitions(
+        self, partitions: Sequence[Partition], /, *, again: bool = False
+    ) -> None:
+        """`again`: ask for topics that were there before, too."""
+        topics = sorted({partition.topic for partition in partitions})
+        if again:
+            for topic in topics:
+                self._partitions.pop(topic, None)
+        await self._require(topics)
         for topic, number in partitions:
             if not 0 <= number < self._partitions[topic]:
                 raise UnknownTopic(

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import aiokafka
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
@@ -29,6 +29,7 @@ from tocsin.bus.port import (
     Outgoing,
     Partition,
     Record,
+    UnknownTopic,
     record_size,
 )
 from tocsin.schemas.errors import RecordTooLarge
@@ -100,8 +101,13 @@ own_threads: Final = _OwnThreads()
 RequireTopics = Callable[[Sequence[str]], Awaitable[None]]
 """Raises UnknownTopic, if one of them does not exist, or BusUnavailable."""
 
-RequirePartitions = Callable[[Sequence[Partition]], Awaitable[None]]
-"""The same for partitions."""
+
+class RequirePartitions(Protocol):
+    """The same for partitions; `again`: also if they were there before."""
+
+    def __call__(
+        self, partitions: Sequence[Partition], /, *, again: bool = False
+    ) -> Awaitable[None]: ...
 
 
 async def stop(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
@@ -179,7 +185,8 @@ class KafkaProducer:
                 raise RecordTooLarge(size, MAX_RECORD_BYTES)
         if self._closing.done():
             raise BusClosed("this producer is closed")
-        await self._require(list(dict.fromkeys(record.partition for record in records)))
+        partitions = list(dict.fromkeys(record.partition for record in records))
+        await self._require(partitions)
         work = asyncio.ensure_future(self._send(records))
         # Twice: a send may wait for room in the buffer, then for its acknowledgement.
         either: set[asyncio.Future[Any]] = {work, self._closing}
@@ -189,7 +196,14 @@ class KafkaProducer:
             if not work.done():
                 work.cancel()
         if work.done():
-            return await work
+            try:
+                return await work
+            except UnknownTopic as error:
+                # aiokafka raises this, too, when no broker has described the topic to it in time.
+                await self._require(partitions, again=True)
+                raise BusUnavailable(
+                    "publishing: no broker has described the topic in time: try again later"
+                ) from error
         with suppress(asyncio.CancelledError):
             await work
         if self._closing.done():
