@@ -27,11 +27,15 @@ POM = Path(__file__).with_name("kafka-pom.xml")
 START_S = 240.0
 STOP_S = 10.0
 SESSION_MS = 3_000
+"""For a broker that is to be frozen and killed on a machine that has much else to do."""
+
 LASTING_MS = 120_000
 """For a broker that nobody restarts: silent for as long as a busy machine may make it, it keeps its
 place. One that has lost it is in no metadata, and its partitions have no leader."""
 
-"""For a broker that is to be frozen and killed on a machine that has much else to do."""
+DELETED_MS = 1_000
+"""How long a broker takes to note which records were deleted: one that is killed before has them
+back."""
 
 
 def jars() -> Path:
@@ -271,6 +275,7 @@ class Broker:
             "log.cleaner.dedupe.buffer.size=16777216",
             "log.retention.check.interval.ms=2000",
             "log.initial.task.delay.ms=500",
+            f"log.flush.start.offset.checkpoint.interval.ms={DELETED_MS}",
         ]
         if self.users:
             logins = " ".join(f'user_{name}="{word}"' for name, word in self.users.items())

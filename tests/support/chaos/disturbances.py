@@ -18,7 +18,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
 from support.chaos.stage import Role, Stage
-from support.kafka_broker import Broker
+from support.kafka_broker import DELETED_MS, Broker
 from support.waiting import until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing, Partition
@@ -247,6 +247,8 @@ async def let_records_expire(stage: Stage) -> None:
                 TopicPartition(*place): RecordsToDelete(end) for place, end in ends.items() if end
             }
             await admin.delete_records(gone)
+            # Whoever kills a broker from now on brings none of them back.
+            await asyncio.sleep(2 * DELETED_MS / 1000)
     await stage.feed()
 
 
