@@ -42,7 +42,7 @@ def _sections(command: Any, path: str) -> Iterator[tuple[str, str, str]]:
 
 def _section(command: Any, path: str, paragraphs: list[str]) -> str:
     arguments = [one for one in command.params if one.param_type_name == "argument"]
-    options = [one for one in command.params if one.param_type_name == "option"]
+    options = [one for one in command.params if one.param_type_name == "option" and not one.hidden]
     usage = [path, *(["[OPTIONS]"] if options else []), *map(_usage, arguments)]
     text = f"\n## `{path}`\n\n" + "\n\n".join(paragraphs)
     text += f"\n\n```text\n{' '.join(usage)}\n```\n"
@@ -72,7 +72,7 @@ def _meaning(parameter: Any) -> str:
     """Its help, with the default if the help does not name it."""
     text = (parameter.help or "").strip()
     default = getattr(parameter.default, "value", parameter.default)
-    if "[default:" in text or default in (None, False, ()) or callable(default):
+    if "[default:" in text or default in (None, False, (), "") or callable(default):
         return text
     return f"{text} [default: {default}]"
 

@@ -103,7 +103,8 @@ RequireTopics = Callable[[Sequence[str]], Awaitable[None]]
 
 
 class RequirePartitions(Protocol):
-    """The same for partitions; `again`: also if they were there before."""
+    """Raises UnknownTopic, if one of the partitions does not exist, or BusUnavailable. `again`: asks
+    the brokers about those that were there before, too."""
 
     def __call__(
         self, partitions: Sequence[Partition], /, *, again: bool = False

@@ -81,7 +81,7 @@ Training = Annotated[
     Field(
         max_length=64,
         pattern=r"^[A-Za-z0-9._:@+=-]+$",
-        description="incarnation whose numbers are wanted; None: the newest",
+        description="incarnation to read; None: the newest",
     ),
 ]
 Points = Annotated[

@@ -157,7 +157,7 @@ def dlq_show(
     bus: BusOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Show one dead letter: what it is, and why it is here."""
+    """Show one dead letter: its content, and why it was set aside."""
     from tocsin.console.dead_letters.letters import choose_letter, letter_text, letters_json
 
     found = _dead_letters(config, bus)
@@ -188,8 +188,8 @@ def bus_redrive(
 ) -> None:
     """Send dead letters once more.
 
-    They are failed deliveries, and records that no service could use. A delivery keeps its id and
-    starts a new time until it is given up. What was delivered meanwhile, or is older than what was
+    They are failed deliveries, and records that no service could use. A delivery keeps its id, and
+    its `give_up_after` starts again. What was delivered meanwhile, or is older than what was
     delivered, is not sent. Stops are never sent again.
     """
     from tocsin.console.context import read_context

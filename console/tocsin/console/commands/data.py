@@ -113,14 +113,14 @@ RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="Id of the run, or its first characters.")
 ]
 FolderArgument = Annotated[
-    Path, typer.Argument(metavar="DIR", help="Folder to write to; it is made if need be.")
+    Path, typer.Argument(metavar="DIR", help="Folder to write to; created if missing.")
 ]
 IncarnationOption = Annotated[
     str | None,
     typer.Option(
         "--incarnation",
         metavar="ID",
-        help="Training of the run whose numbers are wanted [default: the newest].",
+        help="Training of the run to read [default: the newest].",
         show_default=False,
     ),
 ]
@@ -207,7 +207,7 @@ def mlflow(
         ),
     ],
     experiment: Annotated[
-        str, typer.Option("--experiment", metavar="NAME", help="Experiment; made if need be.")
+        str, typer.Option("--experiment", metavar="NAME", help="Experiment; created if missing.")
     ] = "tocsin",
     incarnation: IncarnationOption = None,
     store: StoreOption = None,

@@ -69,9 +69,9 @@ def _of(role: str, who: str) -> typer.models.OptionInfo:
 
 def bus_acls(
     trainer: Annotated[list[str] | None, _of("trainer", "Who trains, such as User:train")] = None,
-    rules: Annotated[list[str] | None, _of("rules", "Of rules workers")] = None,
+    rules: Annotated[list[str] | None, _of("rules", "Of the rules workers")] = None,
     actions: Annotated[list[str] | None, _of("actions", "Of action workers")] = None,
-    reader: Annotated[list[str] | None, _of("reader", "Who only looks")] = None,
+    reader: Annotated[list[str] | None, _of("reader", "With read access only")] = None,
     stopper: Annotated[list[str] | None, _of("stopper", "Who looks, and stops runs")] = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="Give the rights, instead of printing commands.")
@@ -83,7 +83,7 @@ def bus_acls(
     """Print the permissions that Kafka principals need, or give them.
 
     The topics are those of `bus.prefix`: a principal of one team gets no right on the topics of
-    another. Nothing is taken away from anybody.
+    another. No permission is ever taken away.
     """
     from tocsin.console.context import read_context
     from tocsin.console.fleet.topic_setup import acls_json, acls_text, grant

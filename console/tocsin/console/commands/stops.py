@@ -81,8 +81,8 @@ def stops_off(
 ) -> None:
     """Stop no run from now on.
 
-    Action services send no stop, and runs refuse those under way, a person's too, until `tocsin
-    stops on`. The switch is signed with your key, which services and runs must trust.
+    Action services send no stop, and runs refuse those in progress, manual ones included, until
+    `tocsin stops on`. The switch is signed with your key, which services and runs must trust.
     """
     _switch(True, why, by, config, bus, json_output)
 

@@ -36,8 +36,8 @@ MemberOption = Annotated[
     typer.Option(
         "--member",
         metavar="NAME",
-        help="On Kafka: a name that no other worker of the group has. Restarted with it in less "
-        "than 10 s, the worker gets its partitions back, and no other is disturbed.",
+        help="On Kafka: a unique name in the group. A worker that is restarted with it within 10 s "
+        "keeps its partitions, and no other worker is disturbed.",
         show_default=False,
     ),
 ]
@@ -52,7 +52,7 @@ def rules(
             metavar="N",
             min=1,
             max=256,
-            help="Run so many processes, and start one again that ends. With --http, they use N "
+            help="Number of worker processes; one that ends is restarted. With --http, they use N "
             "ports from PORT on.",
         ),
     ] = 1,

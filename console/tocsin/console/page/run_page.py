@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tocsin.actions.decision.planned import STOP
 from tocsin.console.page.overview import devices_text, loss_text, rate_text, stale_s
 from tocsin.console.page.templating import Content
 from tocsin.console.views.explain import Story, story_of
@@ -225,11 +224,6 @@ def goodput_facts(goodput: Goodput) -> Mapping[str, str]:
         "share": "-" if share is None else f"{100 * share:.0f} %",
         "incarnations": f"{goodput.incarnations:,}",
     }
-
-
-def is_stop(delivery: Delivery) -> bool:
-    """Whether it is about stopping the run."""
-    return delivery.kind == STOP
 
 
 def _state(run: WatchedRun) -> str:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from tocsin.console.charts import value_text
 
 Status = Literal["critical", "warning", "info", "good", "plain", "not_captured"]
 """What a section found: an issue of a severity, something to note (`info`), nothing wrong
 (`good`), facts alone (`plain`), or no data."""
-
-STATUSES: Final[tuple[Status, ...]] = (
-    "critical", "warning", "info", "good", "plain", "not_captured",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,6 @@ from typing import Final
 from tocsin.schemas.configuration.values import parse_duration, parse_moment
 from tocsin.schemas.errors import ConfigurationError
 
-MEANING: Final = "Only what changed since then: a duration like 2h, or a time with its zone."
-"""For the help of the option and for the API's pages."""
-
 _SAMPLE: Final = "a duration like 30s, 10m, 2h or 7d, or a time with its zone"
 
 

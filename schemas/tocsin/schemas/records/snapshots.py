@@ -14,8 +14,6 @@ from tocsin.schemas.records.frame_codec import FrameHeader, describe, encode_fra
 
 _NEXT_OFFSET: Final = re.compile(rb'"next_offset":([0-9]{1,19})[,}]')
 
-MAX_SNAPSHOT_BYTES: Final = 1024 * 1024
-
 
 class SnapshotHeader(FrameHeader):
     """The header of a snapshot; the rule's own bytes follow it."""

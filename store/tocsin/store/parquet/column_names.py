@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from typing import Final
-from urllib.parse import unquote
 
 RESERVED: Final = frozenset(
     {"bus_offset", "at_us", "step", "rank", "mode", "every", "place", "tensor"}
@@ -20,11 +19,6 @@ def column_of(statistic: str) -> str:
     if statistic in RESERVED:
         return f"%{ord(statistic[0]):02x}{statistic[1:]}"
     return "".join(one if _PLAIN.fullmatch(one) else _escaped(one) for one in statistic) or "%"
-
-
-def statistic_of(column: str) -> str:
-    """The statistic of a column."""
-    return "" if column == "%" else unquote(column)
 
 
 def identifier(column: str) -> str:

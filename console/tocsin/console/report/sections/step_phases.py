@@ -17,7 +17,6 @@ KEY: Final = "framework_metrics"
 _TITLE: Final = "Framework metrics"
 _OTHERS_PERCENT: Final = 25.0
 _FORWARD_PERCENT: Final = 70.0
-_DATA_PERCENT: Final = 20.0
 _TRAINING: Final = ("forward", "backward", "optimizer")
 _DEVICE: Final = ("forward_device_s", "backward_device_s", "optimizer_device_s")
 

@@ -37,8 +37,6 @@ _ORDER: Final[tuple[_State, ...]] = (
     "exited",
 )
 
-_UNHEEDED: Final = frozenset({"refused", "expired"})
-
 
 def answered(view: StopView | None, answer: StopAnswer, now_ms: int) -> StopView | None:
     """The view after an answer. Refusals of a second command leave the first one's view alone."""
