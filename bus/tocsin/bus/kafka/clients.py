@@ -103,7 +103,7 @@ RequireTopics = Callable[[Sequence[str]], Awaitable[None]]
 
 
 class RequirePartitions(Protocol):
-    """Raises UnknownTopic, if one of the partitions does not exist, or BusUnavailable. `again`: asks
+    """Raises UnknownTopic, if a partition does not exist, or BusUnavailable. `again`: asks
     the brokers about those that were there before, too."""
 
     def __call__(
