@@ -88,9 +88,6 @@ def _collect(paths: Sequence[str]) -> None:
         # That of reruns starts a thread.
         off = ("no:cacheprovider", "no:rerunfailures")
         pytest.main(["--collect-only", "-qq", *(f"-p{name}" for name in off), *paths])
-    # The trainings that tests start have these when they compile (support/startup); here any test
-    # may calculate without data.
-    getattr(sys.modules.get("torch._meta_registrations"), "aten", None)
     threads = len(os.listdir("/proc/self/task")) - 1
     assert not threads, f"imports have started {threads} threads, which are lost in a fork"
     gc.collect()

@@ -3,9 +3,6 @@
 The first step of any optimizer imports `torch._dynamo`, only to say that a part of it is not to be
 compiled: some 3.5 CPU seconds in each training, as many as all the rest of its start. As long as
 nothing else has imported the compiler there is nobody to be told, so it is left out until then.
-A fifth of `import torch` is Python's kernels for tensors without data: they come with the compiler,
-or with whatever looks at their module.
-
 What stays without this: `tests/matrix`, the trainings that compile, and `make first-ten-minutes`.
 """
 
@@ -23,7 +20,6 @@ if TYPE_CHECKING:
 _COMPILER = "torch._dynamo"
 _MARKER = "torch._compile"
 _OPTIMIZER = "torch.optim.optimizer"
-_META_KERNELS = "torch._meta_registrations"
 _MARK = "__dynamo_disable"
 
 _marked: list[Any] = []
@@ -40,17 +36,12 @@ class _Watcher:
             for function in _marked:
                 vars(function).pop(_MARK, None)
             _marked.clear()
-            getattr(sys.modules.get(_META_KERNELS), "aten", None)  # now they are there
-        if name not in (_MARKER, _OPTIMIZER, _META_KERNELS):
+        if name != _MARKER and name != _OPTIMIZER:
             return None
         from _frozen_importlib_external import PathFinder
 
         spec = PathFinder.find_spec(name, path, target)
-        if spec is None or spec.loader is None:
-            return spec
-        if name == _META_KERNELS:
-            _postpone(spec.loader)
-        else:
+        if spec is not None and spec.loader is not None:
             _follow(spec.loader, _mark_late if name == _MARKER else _break_late)
         return spec
 
@@ -62,25 +53,6 @@ def _follow(loader: Any, change: Callable[[Any], None]) -> None:
         del loader.exec_module
         execute(module)
         change(module)
-
-    loader.exec_module = exec_module
-
-
-def _postpone(loader: Any) -> None:
-    """As `importlib.util.LazyLoader`, which `inspect` wakes: it asks all modules for `__file__`."""
-    execute = loader.exec_module
-
-    def exec_module(module: Any) -> None:
-        del loader.exec_module
-
-        def load(name: str) -> Any:
-            if name.startswith("__"):
-                raise AttributeError(name)
-            del module.__getattr__
-            execute(module)
-            return getattr(module, name)
-
-        module.__getattr__ = load
 
     loader.exec_module = exec_module
 
