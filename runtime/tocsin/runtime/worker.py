@@ -229,6 +229,8 @@ class Worker:
                         # It may have left the group meanwhile, and own nothing until it is back.
                         await self.ready.wait()
                         ends = await self._wiring.ends(self._positions.partitions())
+                        if not self.ready.is_set():
+                            continue  # it has left the group while it was waiting for the ends
                     self._round_done.clear()
                     behind = self._positions.behind(ends)
                     self._wiring.look_at(behind)

@@ -589,7 +589,9 @@ async def test_a_worker_that_was_frozen_asks_whether_it_is_a_member_before_it_wr
 async def test_a_worker_that_was_frozen_while_it_had_nothing_to_write_asks_too(
     bus: EmbeddedBus,
 ) -> None:
-    faulty, clock, service = FaultyBus(bus), FakeClock(), FoldService(TOPICS)
+    faulty, clock, service = FaultyBus(bus), FakeClock(), Hanging(TOPICS)
+    service.free = threading.Event()
+    service.free.set()
     worker = make(faulty, service, clock=clock)  # type: ignore[arg-type]
     async with running(worker):
         await send(bus, "run-1", numbers(*range(7)))
@@ -600,7 +602,7 @@ async def test_a_worker_that_was_frozen_while_it_had_nothing_to_write_asks_too(
         faulty.fence = 1
         clock.advance(s=10)
         worker.nudge()
-        await until(lambda: bool(faulty.asked))
+        await until(lambda: bool(service.forgotten))
         assert faulty.asked[0] == "commit"
         await send(bus, "run-1", numbers(*range(7, 14)))
         assert await worker.caught_up(10)
