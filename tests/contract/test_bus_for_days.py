@@ -80,5 +80,5 @@ async def test_two_days_of_a_run_take_no_more_room_than_one(
                 await until(tidy, "what is over was taken away, and its room given back")
                 sizes.append(size(tmp_path))
 
-    # Each hour came below the room of a day. That is a bound, and not more than there ever was.
+    # `tidy` has held each hour below that bound, and the records of a day were really there.
     assert max(sizes) > A_DAY_BYTES / 2

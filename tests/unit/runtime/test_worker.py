@@ -559,9 +559,11 @@ async def test_a_fenced_member_drops_its_state_and_joins_again(bus: EmbeddedBus)
     assert metrics.value(names.FENCED, service="fold") == 1
 
 
-async def test_a_worker_that_was_frozen_asks_whether_it_is_a_member_before_it_writes(
+@asynccontextmanager
+async def at_rest(
     bus: EmbeddedBus,
-) -> None:
+) -> AsyncIterator[tuple[Worker, FaultyBus, FakeClock, Hanging]]:
+    """A worker that has read seven numbers and saved them; its bus, its clock and its service."""
     faulty, clock, service = FaultyBus(bus), FakeClock(), Hanging(TOPICS)
     service.free = threading.Event()
     service.free.set()
@@ -569,6 +571,13 @@ async def test_a_worker_that_was_frozen_asks_whether_it_is_a_member_before_it_wr
     async with running(worker):
         await send(bus, "run-1", numbers(*range(7)))
         assert await worker.caught_up(10)
+        yield worker, faulty, clock, service
+
+
+async def test_a_worker_that_was_frozen_asks_whether_it_is_a_member_before_it_writes(
+    bus: EmbeddedBus,
+) -> None:
+    async with at_rest(bus) as (worker, faulty, clock, service):
         assert faulty.asked[0] == "publish"
 
         # It is frozen with records in its hands, and another member has them by now.
@@ -589,14 +598,7 @@ async def test_a_worker_that_was_frozen_asks_whether_it_is_a_member_before_it_wr
 async def test_a_worker_that_was_frozen_while_it_had_nothing_to_write_asks_too(
     bus: EmbeddedBus,
 ) -> None:
-    faulty, clock, service = FaultyBus(bus), FakeClock(), Hanging(TOPICS)
-    service.free = threading.Event()
-    service.free.set()
-    worker = make(faulty, service, clock=clock)  # type: ignore[arg-type]
-    async with running(worker):
-        await send(bus, "run-1", numbers(*range(7)))
-        assert await worker.caught_up(10)
-
+    async with at_rest(bus) as (worker, faulty, clock, service):
         # It wakes up, and its first round has nothing to do; what comes after that is another's.
         faulty.asked.clear()
         faulty.fence = 1
