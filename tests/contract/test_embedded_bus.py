@@ -219,6 +219,32 @@ async def test_maintenance_works_in_slices_and_gives_space_back(world: World, pa
     assert len(content(path)) < 10_000_000
 
 
+async def test_space_that_a_reader_held_up_is_given_back_on_an_idle_bus(
+    world: World, path: Path
+) -> None:
+    spec = world.spec(retention_ms=1_000)
+    place = Partition(spec.name, 0)
+    async with EmbeddedBus(path) as bus:
+        await bus.init([spec])
+        producer = await bus.producer()
+        for _ in range(5):
+            await producer.publish([record(place, b"k", bytes(80_000))] * 20)
+        late_ms = time.time_ns() // 1_000_000 + 10_000
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        other.execute("BEGIN")
+        other.execute("SELECT count(*) FROM records").fetchall()
+
+        done = await bus.maintain(10_000, late_ms)
+        assert (done.expired, done.more) == (100, False)
+        assert path.stat().st_size > 5_000_000, "the old pages are still read"
+
+        other.execute("ROLLBACK")
+        other.close()
+        await bus.maintain(10_000, late_ms)
+        assert path.stat().st_size < 5_000_000
+
+
 async def test_offsets_of_a_group_end_with_the_records_that_it_read(
     world: World, path: Path
 ) -> None:
