@@ -130,11 +130,66 @@ def test_monitoring_mounts_what_is_there_and_scrapes_the_services() -> None:
     assert found["names"] == served
 
 
+def three_brokers() -> dict[str, dict[str, Any]]:
+    """The services that are brokers, of one file over the other, by name."""
+    one = read(DEPLOY / "compose.yaml")["services"]["kafka"]
+    services = read(DEPLOY / "compose.brokers.yaml")["services"]
+    brokers = {name: s for name, s in services.items() if name.startswith("kafka")}
+    environment = one["environment"] | brokers["kafka"]["environment"]
+    brokers["kafka"] = one | brokers["kafka"] | {"environment": environment}
+    return brokers
+
+
+def listeners(text: str) -> dict[str, tuple[str, int]]:
+    """Host and port of each: `INSIDE://kafka:19092,OUTSIDE://:9092`."""
+    found = {}
+    for one in text.split(","):
+        name, _, address = one.partition("://")
+        host, _, port = address.rpartition(":")
+        found[name] = (host, int(port))
+    return found
+
+
+def test_each_of_three_brokers_listens_at_ports_of_its_own_that_all_others_know() -> None:
+    brokers = three_brokers()
+    voters, inside, published = set(), set(), []
+    for name, service in brokers.items():
+        environment = service["environment"]
+        listening = listeners(environment["KAFKA_LISTENERS"])
+        ports = [port for _, port in listening.values()]
+        assert len(set(ports)) == len(ports) == 3, f"{name}: two listeners of one port"
+        protocols = environment["KAFKA_LISTENER_SECURITY_PROTOCOL_MAP"].split(",")
+        assert {one.partition(":")[0] for one in protocols} == listening.keys()
+        assert environment["KAFKA_INTER_BROKER_LISTENER_NAME"] == "INSIDE"
+
+        advertised = listeners(environment["KAFKA_ADVERTISED_LISTENERS"])
+        assert advertised["INSIDE"] == (name, listening["INSIDE"][1])
+        assert advertised["OUTSIDE"] == (
+            "${TOCSIN_KAFKA_HOST:-localhost}",
+            listening["OUTSIDE"][1],
+        )
+        # A port that is another one outside would not be the one that is advertised.
+        (port,) = service["ports"]
+        outside = listening["OUTSIDE"][1]
+        assert port == f"${{TOCSIN_KAFKA_BIND:-127.0.0.1}}:{outside}:{outside}"
+        published.append(outside)
+        check = service["healthcheck"]["test"]
+        assert check[check.index("--bootstrap-server") + 1] == f"localhost:{listening['INSIDE'][1]}"
+        inside.add(f"{name}:{listening['INSIDE'][1]}")
+        voters.add(f"{environment['KAFKA_NODE_ID']}@{name}:{listening['CONTROLLER'][1]}")
+    assert len(set(published)) == 3, "they are published at one address"
+    for service in brokers.values():
+        quorum = service["environment"]["KAFKA_CONTROLLER_QUORUM_VOTERS"].split(",")
+        assert sorted(quorum) == sorted(voters)
+    workers = read(DEPLOY / "config" / "tocsin.yaml")
+    url = workers["bus"] if isinstance(workers["bus"], str) else workers["bus"]["url"]
+    assert set(url.removeprefix("kafka://").split(",")) <= inside
+
+
 def test_three_brokers_are_one_cluster_whose_records_survive_one_of_them() -> None:
     one = read(DEPLOY / "compose.yaml")["services"]["kafka"]["environment"]
     services = read(DEPLOY / "compose.brokers.yaml")["services"]
-    brokers = {name: s["environment"] for name, s in services.items() if name.startswith("kafka")}
-    brokers["kafka"] = one | brokers["kafka"]
+    brokers = {name: service["environment"] for name, service in three_brokers().items()}
     assert len(brokers) == 3
     for same in (
         "KAFKA_CONTROLLER_QUORUM_VOTERS", "CLUSTER_ID", "KAFKA_MIN_INSYNC_REPLICAS",
@@ -142,9 +197,6 @@ def test_three_brokers_are_one_cluster_whose_records_survive_one_of_them() -> No
     ):  # fmt: skip
         assert len({environment[same] for environment in brokers.values()}) == 1, same
     assert one.keys() <= brokers["kafka"].keys()
-    voters = brokers["kafka"]["KAFKA_CONTROLLER_QUORUM_VOTERS"].split(",")
-    assert voters == [f"{e['KAFKA_NODE_ID']}@{name}:9093" for name, e in sorted(brokers.items())]
-    assert len({e["KAFKA_LISTENERS"] for e in brokers.values()}) == 3, "each has a port of its own"
     command = services["topics"]["command"]
     assert command[command.index("--replication") + 1] == "3"
     parse_command(command)
