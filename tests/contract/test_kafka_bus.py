@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import UnknownTopicOrPartitionError
 
@@ -204,6 +205,33 @@ async def test_a_broker_that_does_not_know_a_new_topic_yet_is_asked_again(
         (state,) = await bus.init([spec])
     assert state.exists
     assert asked == [[spec.name]] * 2
+
+
+async def test_new_topics_that_get_no_leader_in_time_are_named(
+    kafka_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World("kafka", kafka_url)
+    led, leaderless = world.spec(), world.spec()
+    describe = AIOKafkaAdminClient.describe_topics
+
+    async def described(admin: AIOKafkaAdminClient) -> Any:
+        topics: Any = await describe(admin)
+        for topic in topics:
+            for partition in topic["partitions"]:
+                if topic["topic"] == leaderless.name and partition["partition"] in (1, 3):
+                    partition["leader"] = -1
+        return topics
+
+    monkeypatch.setattr(AIOKafkaAdminClient, "describe_topics", described)
+    monkeypatch.setattr(topic_admin, "_SETTLE_S", 0.5)
+    async with world.bus() as bus:
+        with pytest.raises(BusUnavailable) as caught:
+            await bus.init([led, leaderless])
+    assert str(caught.value) == (
+        f"the topics are created, but not ready after 0.5 s: partition 1 of {leaderless.name} "
+        "(and 1 more) has no leader: check that all brokers are up, "
+        "then run 'tocsin bus init' again"
+    )
 
 
 async def test_fetches_that_fail_do_not_end_who_closes(kafka_url: str) -> None:

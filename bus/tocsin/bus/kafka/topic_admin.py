@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from aiokafka.protocol.admin import CreateAclsRequest
 
 from tocsin.bus.kafka.errors import REQUEST_S, explained, translated
 from tocsin.bus.kafka.permissions import Permission
-from tocsin.bus.port import UnknownTopic, UnusableBus
+from tocsin.bus.port import BusUnavailable, UnknownTopic, UnusableBus
 from tocsin.schemas.topics import TopicSpec
 
 _RESOURCES: Final = {"topic": 2, "group": 3}
@@ -22,7 +23,7 @@ _OPERATIONS: Final = {"Read": 3, "Write": 4, "Describe": 8}
 _LITERAL: Final = 3
 _ALLOW: Final = 3
 
-_SETTLE_S: Final = 5.0
+_SETTLE_S: Final = 15.0
 """How long new topics may take until each partition has a leader."""
 
 _SEGMENT_BYTES: Final = 16 * 1024 * 1024
@@ -55,7 +56,9 @@ class FoundTopic:
 
     partitions: int
     replication: int
-    led: bool
+    leaderless: tuple[int, ...] = ()
+    """The partitions that no broker leads now."""
+
     configs: Mapping[str, str] = field(default_factory=dict)
     own: frozenset[str] = frozenset()
     """Which of `configs` were set for this topic, and are no defaults."""
@@ -115,7 +118,9 @@ async def find_topics(
         topic["topic"]: FoundTopic(
             partitions=len(topic["partitions"]),
             replication=min((len(p["replicas"]) for p in topic["partitions"]), default=0),
-            led=all(p["leader"] >= 0 for p in topic["partitions"]),
+            leaderless=tuple(
+                sorted(p["partition"] for p in topic["partitions"] if p["leader"] < 0)
+            ),
             configs=settings.get(topic["topic"], {}),
             own=own.get(topic["topic"], frozenset()),
         )
@@ -248,12 +253,36 @@ async def create_topics(
         if code and for_code(code) is not TopicAlreadyExistsError:
             reason = rest[0] if rest and rest[0] else for_code(code).__name__
             raise UnusableBus(f"cannot create topic {name!r}: {reason}")
-    async with asyncio.timeout(_SETTLE_S):
-        while True:
-            found = await find_topics(admin, names)
-            if len(found) == len(names) and all(topic.led for topic in found.values()):
-                return
-            await asyncio.sleep(0.05)
+    await _settle(admin, names)
+
+
+async def _settle(admin: AIOKafkaAdminClient, names: Sequence[str]) -> None:
+    """Wait until these can be written to. Raises BusUnavailable: one cannot in time."""
+    unsettled = list(names)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_SETTLE_S):
+            while unsettled:
+                found = await find_topics(admin, names)
+                unsettled = [text for name in names if (text := _unsettled(name, found.get(name)))]
+                if unsettled:
+                    await asyncio.sleep(0.05)
+    if unsettled:
+        others = f" and {len(unsettled) - 1} more topics" if len(unsettled) > 1 else ""
+        raise BusUnavailable(
+            f"the topics are created, but not ready after {_SETTLE_S:g} s: {unsettled[0]}{others}: "
+            "check that all brokers are up, then run 'tocsin bus init' again"
+        )
+
+
+def _unsettled(name: str, topic: FoundTopic | None) -> str | None:
+    """Why a topic cannot be written to yet; None if it can."""
+    if topic is None:
+        return f"no broker describes {name}"
+    if topic.leaderless:
+        first, *rest = topic.leaderless
+        more = f" (and {len(rest)} more)" if rest else ""
+        return f"partition {first} of {name}{more} has no leader"
+    return None
 
 
 async def count_brokers(admin: AIOKafkaAdminClient) -> int:
