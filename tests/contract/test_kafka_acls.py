@@ -9,20 +9,34 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from support.bus_records import send, work
+from support.archive_process import QUICK
+from support.bus_records import read_all, send, work
 from support.issue_records import issue, issue_record, view, view_record
 from support.kafka_broker import LASTING_MS, Broker, skip_or_fail, unavailable
 from support.stops import StopSigner, outgoing
+from tocsin.actions.service import build_actions_service
 from tocsin.bus.kafka.bus import KafkaBus
 from tocsin.bus.kafka.permissions import Role, permissions
 from tocsin.bus.kafka.security import KafkaSecurity
-from tocsin.bus.port import EARLIEST, Bus, BusError, Outgoing, Partition, Producer, Record
+from tocsin.bus.port import EARLIEST, Bus, BusError, Outgoing, Partition, Producer
 from tocsin.bus.urls import open_bus
+from tocsin.console.dead_letters.redrive import read_contents, redrive
+from tocsin.console.fleet.quarantines import release_record
+from tocsin.console.views.bus_view import read_view
+from tocsin.runtime.testing import CrashPoints
 from tocsin.runtime.worker import Worker
+from tocsin.schemas.configuration.file import Config
+from tocsin.schemas.key_folder import own_key
+from tocsin.schemas.records.quarantines import RuleReleased
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
+from tocsin.store import open_store
+from tocsin.store.archive.service import ArchiveService
+from tocsin.store.archive.upkeep import Upkeep
+from tocsin.store.manifest import FAMILIES
 from tocsin.stream_rules.service import build_rules_service
 from tocsin.stream_rules.testing import RunBuilder
 
@@ -40,7 +54,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     reason = unavailable()
     if reason is not None:
         skip_or_fail(reason)
-    users = {TRAINER: WORD, "rules": SERVICE, "actions": SERVICE}
+    others = ("rules", "actions", "archive", "reader", "operator")
+    users = {TRAINER: WORD, **dict.fromkeys(others, SERVICE)}
     broker = Broker(tmp_path_factory.mktemp("acls"), users=users, acls=True, session_ms=LASTING_MS)
     try:
         broker.start()
@@ -130,7 +145,7 @@ async def read_control(bus: Bus, topics: Topics) -> None:
 
 
 async def test_the_rights_of_the_workers_are_enough_for_them_and_keep_them_in_their_team(
-    broker: Broker, bus: Bus
+    broker: Broker, bus: Bus, tmp_path: Path
 ) -> None:
     run = RunBuilder(RUN)
     run.started()
@@ -148,19 +163,101 @@ async def test_the_rights_of_the_workers_are_enough_for_them_and_keep_them_in_th
         with pytest.raises(BusError, match="speech"):
             await rules_bus.reader({Partition(SPEECH.telemetry, 0): EARLIEST})
     async with open_bus(broker.guarded_url, security=login("actions")) as actions_bus:
-        place = Partition(VISION.issues, issue_partition(RUN))
-        consumer = await actions_bus.consumer(
-            f"{VISION.prefix}-actions", [VISION.issues], only=[place]
+        actions = build_actions_service(
+            VISION, Config(), bus=actions_bus, key=own_key(tmp_path), secrets={}, embedded=False
         )
-        found: list[Record] = []
-        while not found:
-            found += await consumer.poll(timeout_s=1.0)
-        await consumer.commit({place: found[-1].offset + 1})
+        group = f"{VISION.prefix}-actions"
+        assert await work(Worker(actions_bus, actions, topics=VISION, group=group))
+        found = await read_all(actions_bus, VISION.issues, issue_partition(RUN))
+        assert await read_all(actions_bus, VISION.actions, issue_partition(RUN)), "its ledger"
+        assert await read_all(actions_bus, VISION.telemetry, telemetry_partition(RUN)), "reports"
         producer = await actions_bus.producer()
         await producer.publish([command(VISION)])
         state = moved(command(VISION), VISION.state, telemetry_partition(RUN))
         assert VISION.state in await refused(producer, state), "states are the rules' alone"
-    assert b"nonfinite" in (found[0].value or b"")
+    assert b"nonfinite" in b"".join(record.value or b"" for record in found)
+
+
+def unreadable(run: str) -> Outgoing:
+    """Telemetry that no service can use."""
+    place = Partition(VISION.telemetry, telemetry_partition(run))
+    return Outgoing(place, run.encode(), b"no record", (("tocsin-type", b"nothing"),))
+
+
+async def letters(bus: Bus, service: str) -> set[str]:
+    """The ids of what that service has set aside."""
+    found = (await read_contents(bus, VISION)).letters
+    return {one.letter_id for one in found if one.why.service == service}
+
+
+async def test_an_archive_stores_its_team_s_runs_and_writes_to_no_topic(
+    broker: Broker, bus: Bus, tmp_path: Path
+) -> None:
+    run = RunBuilder("archived")
+    run.started()
+    run.steps([0, 1], loss=1.0)
+    place = Partition(VISION.telemetry, telemetry_partition("archived"))
+    await send(bus, [replace(record, partition=place) for record in run.records])
+    await (await bus.producer()).publish([unreadable("archived")])
+    await grant(broker, "archive", "archive")
+
+    store, crash = open_store(tmp_path / "store"), CrashPoints(None)
+    async with open_bus(broker.guarded_url, security=login("archive")) as archive_bus:
+        for family in FAMILIES:
+            upkeep = Upkeep(store, topics=VISION, crash=crash)
+            service = ArchiveService(
+                store, family, topics=VISION, upkeep=upkeep, policy=QUICK, crash=crash
+            )
+            group = f"{VISION.prefix}-{service.name}"
+            assert await work(Worker(archive_bus, service, topics=VISION, group=group))
+        issue_of_it = moved(
+            issue_record(issue("archived")), VISION.issues, issue_partition("archived")
+        )
+        for record in (issue_of_it, moved(issue_of_it, VISION.dlq, 0)):
+            assert record.partition.topic in await refused(await archive_bus.producer(), record)
+    assert "archived" in {found.run_id for found in store.runs()}
+
+
+async def test_an_operator_redrives_releases_and_answers_and_a_reader_only_looks(
+    broker: Broker, bus: Bus
+) -> None:
+    run = "operated"
+    await (await bus.producer()).publish([unreadable(run)])
+    for role in ("rules", "operator", "reader"):
+        await grant(broker, role, role)
+    async with open_bus(broker.guarded_url, security=login("rules")) as rules_bus:
+        group = f"{VISION.prefix}-rules"
+        worker = Worker(rules_bus, build_rules_service(VISION), topics=VISION, group=group)
+        assert await work(worker)
+
+    released = release_record(
+        VISION,
+        RuleReleased(
+            release_id="r1",
+            run_id=run,
+            incarnation="i1",
+            rule="loss_spike",
+            by="o",
+            at_ms=1,
+            why="",
+        ),
+    )
+    answer = moved(issue_record(issue(run)), VISION.issues, issue_partition(run))
+    async with open_bus(broker.guarded_url, security=login("operator")) as operators:
+        wanted = await letters(operators, "rules")
+        assert wanted
+        assert set((await redrive(operators, VISION, None, by="o", now_ms=1)).sent) >= wanted
+        producer = await operators.producer()
+        await producer.publish([released, answer, command(VISION)])
+        state = moved(command(VISION), VISION.state, telemetry_partition(run))
+        assert VISION.state in await refused(producer, state), "states are the rules' alone"
+        foreign = moved(released, SPEECH.telemetry, telemetry_partition(run))
+        assert SPEECH.telemetry in await refused(await operators.producer(), foreign)
+    async with open_bus(broker.guarded_url, security=login("reader")) as readers:
+        await read_view(readers, VISION)
+        assert await letters(readers, "rules") >= wanted
+        for record in (released, answer, command(VISION)):
+            assert record.partition.topic in await refused(await readers.producer(), record)
 
 
 def login(user: str) -> KafkaSecurity:

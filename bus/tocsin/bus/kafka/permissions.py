@@ -8,11 +8,12 @@ from typing import Final, Literal, get_args
 
 from tocsin.schemas.topics import Topics
 
-Role = Literal["trainer", "rules", "actions", "reader", "stopper"]
+Role = Literal["trainer", "rules", "actions", "archive", "reader", "stopper", "operator"]
 Operation = Literal["Read", "Write", "Describe"]
 
 ROLES: Final[Sequence[Role]] = get_args(Role)
-"""`reader` is a person who looks, or an archive; `stopper` one who also stops runs."""
+"""`reader` is a person who looks; `stopper` one who also stops runs; `operator` one who also
+answers issues, redrives dead letters and releases rules from quarantine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,17 @@ def _needs(
         ),
         "actions": (
             (t.actions, t.control, t.issues, t.dlq),
-            (t.issues, t.runs, t.actions, t.control),
+            # Telemetry: for reports that messages attach.
+            (t.issues, t.runs, t.actions, t.control, t.telemetry),
             (f"{t.prefix}-actions",),
+        ),
+        # What it cannot read is the rules' to set aside.
+        "archive": (
+            (),
+            (t.telemetry, t.runs, t.issues, t.actions, t.control),
+            (f"{t.prefix}-archive", f"{t.prefix}-archive-issues"),
         ),
         "reader": ((), looks, ()),
         "stopper": ((t.control,), looks, ()),
+        "operator": ((t.telemetry, t.issues, t.actions, t.control, t.dlq), looks, ()),
     }

@@ -71,8 +71,12 @@ def bus_acls(
     trainer: Annotated[list[str] | None, _of("trainer", "Who trains, such as User:train")] = None,
     rules: Annotated[list[str] | None, _of("rules", "Of the rules workers")] = None,
     actions: Annotated[list[str] | None, _of("actions", "Of action workers")] = None,
+    archive: Annotated[list[str] | None, _of("archive", "Of archive workers")] = None,
     reader: Annotated[list[str] | None, _of("reader", "With read access only")] = None,
     stopper: Annotated[list[str] | None, _of("stopper", "Who looks, and stops runs")] = None,
+    operator: Annotated[
+        list[str] | None, _of("operator", "Who also answers issues, redrives and releases rules")
+    ] = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="Give the rights, instead of printing commands.")
     ] = False,
@@ -93,8 +97,10 @@ def bus_acls(
         "trainer": trainer or (),
         "rules": rules or (),
         "actions": actions or (),
+        "archive": archive or (),
         "reader": reader or (),
         "stopper": stopper or (),
+        "operator": operator or (),
     }
     wanted = asyncio.run(grant(context, principals, apply=apply))
     if json_output:

@@ -13,7 +13,7 @@ from tocsin.console.__main__ import app
 from tocsin.schemas.topics import Topics
 
 PAGE = Path(__file__).parents[4] / "docs" / "how-to" / "secure-kafka.md"
-WORKING: tuple[Role, ...] = ("trainer", "rules", "actions")
+WORKING: tuple[Role, ...] = ("trainer", "rules", "actions", "archive", "operator")
 LOOKING: tuple[Role, ...] = ("trainer", "reader", "stopper")
 
 
@@ -24,7 +24,7 @@ def test_the_table_of_the_page_is_what_the_code_gives() -> None:
         cells = row.strip("|").split("|")
         columns = ((1, "Write", "topic"), (2, "Read", "topic"), (3, "Read", "group"))
         for cell, operation, resource in columns:
-            told = set(re.findall(r"`P([.-][a-z0-9.]+)`", cells[cell]))
+            told = set(re.findall(r"`P([.-][a-z0-9.-]+)`", cells[cell]))
             given = {
                 one.name.removeprefix("vision")
                 for one in permissions(Topics("vision"), role, "User:x")
@@ -33,13 +33,15 @@ def test_the_table_of_the_page_is_what_the_code_gives() -> None:
             assert given == told, (role, operation)
 
 
-def test_nobody_but_workers_writes_issues_states_or_views() -> None:
+def test_nobody_but_workers_and_operators_writes_issues_states_or_views() -> None:
     topics = Topics("vision")
     guarded = {topics.issues, topics.state, topics.runs, topics.actions}
     for role in LOOKING:
         assert role in ROLES
         writes = {p.name for p in permissions(topics, role, "User:x") if p.operation == "Write"}
         assert not writes & guarded
+    operator = {p.name for p in permissions(topics, "operator", "User:x") if p.operation == "Write"}
+    assert not operator & {topics.state, topics.runs}
 
 
 def test_the_command_prints_what_an_administrator_types() -> None:
