@@ -9,6 +9,7 @@ The long forms kill `TOCSIN_KILLS` processes, in rounds, from `TOCSIN_KILL_SEED`
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import random
@@ -24,6 +25,7 @@ import pytest
 from support.buses import World
 from support.chaos import disturbances
 from support.chaos.disturbances import DISTURBANCES, Where, chosen
+from support.chaos.model import Model, wrong_findings
 from support.chaos.stage import Stage
 from support.fault_server import fault_server
 from support.kafka_broker import Broker, running_quorum, skip_or_fail, unavailable
@@ -36,7 +38,7 @@ SEED = int(os.environ.get("TOCSIN_KILL_SEED", "20261126"))
 ROUND = 40
 """Kills after which all comes to rest and is compared, and topics of their own begin."""
 
-SHORT: dict[Where, Sequence[str]] = {
+SHORT: dict[str, Sequence[str]] = {
     "embedded": [
         "a rules worker is killed",
         "an action service is killed",
@@ -51,6 +53,18 @@ SHORT: dict[Where, Sequence[str]] = {
         "the states are lost",
         "all are killed at once",
     ],
+    "shared broker": [
+        "a rules worker is killed",
+        "a training is killed",
+        "an action service is killed",
+        "records come twice",
+        "records come in another order",
+        "twenty kinds of poison",
+        "a rules worker is frozen",
+        "a rebalance each second",
+        "the states are lost",
+        "all are killed at once",
+    ],
     "broker": [
         "a rules worker is killed",
         "a training is killed",
@@ -61,7 +75,8 @@ SHORT: dict[Where, Sequence[str]] = {
         "what was not read has expired",
     ],
 }
-"""What CI does, once each."""
+"""What is done once each: in CI on a bus file and on the broker that all tests share, which is let
+alone; in `make torture` on a broker of its own."""
 
 
 @asynccontextmanager
@@ -84,12 +99,19 @@ async def embedded_stage(folder: Path, seed: str, mutation: str = "none") -> Asy
 
 @asynccontextmanager
 async def kafka_stage(
-    folder: Path, seed: str, brokers: Sequence[Broker], proxies: Sequence[TcpProxy]
+    folder: Path,
+    seed: str,
+    brokers: Sequence[Broker] = (),
+    proxies: Sequence[TcpProxy] = (),
+    *,
+    shared: str = "",
 ) -> AsyncIterator[Stage]:
-    """Processes that reach the brokers through proxies; the topics are deleted afterwards."""
+    """Processes that reach the brokers through proxies, or without that a `shared` one, by its URL;
+    the topics are deleted afterwards."""
     # The driver is patient: what it waits for is what the others are hindered from.
-    own = KafkaBus([broker.server for broker in brokers], request_s=20.0)
-    url = "kafka://" + ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
+    servers = [broker.server for broker in brokers] or [shared.removeprefix("kafka://")]
+    own = KafkaBus(servers, request_s=20.0)
+    url = shared or "kafka://" + ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
     topics = Topics(f"fleet-{uuid.uuid4().hex[:8]}")
     async with fault_server() as receiver, own as bus:
         await bus.init(topics.specs())
@@ -113,7 +135,7 @@ async def kafka_stage(
 
 def slow_disk_of(brokers: Sequence[Broker]) -> Path | None:
     """The file by which the disks of these are made slow."""
-    named = brokers[0].environ.get("TOCSIN_SLOW_DISK")
+    named = brokers[0].environ.get("TOCSIN_SLOW_DISK") if brokers else None
     return None if named is None else Path(named)
 
 
@@ -190,11 +212,21 @@ async def a_round(stage: Stage, where: Where, kills: int) -> list[str]:
     return wrong
 
 
+async def comes_through(stage: Stage, where: str) -> None:
+    assert await disturbed(stage, SHORT[where]) == []
+    assert stage.seen.commands
+    assert {"rules", "actions", "emitter"} <= stage.killed.keys()
+
+
 async def test_a_fleet_on_one_bus_file(tmp_path: Path) -> None:
     async with embedded_stage(tmp_path, "short") as stage:
-        assert await disturbed(stage, SHORT["embedded"]) == []
-        assert stage.seen.commands
-        assert {"rules", "actions", "emitter"} <= stage.killed.keys()
+        await comes_through(stage, "embedded")
+
+
+@pytest.mark.kafka
+async def test_a_fleet_on_a_shared_broker(tmp_path: Path, kafka_url: str) -> None:
+    async with kafka_stage(tmp_path, "short", shared=kafka_url) as stage:
+        await comes_through(stage, "shared broker")
 
 
 @pytest.mark.torture
@@ -205,18 +237,97 @@ async def test_a_fleet_on_kafka(tmp_path: Path) -> None:
         one_broker(tmp_path) as (brokers, proxies),
         kafka_stage(tmp_path, "short", brokers, proxies) as stage,
     ):
-        assert await disturbed(stage, SHORT["broker"]) == []
-        assert stage.seen.commands
-        assert {"rules", "actions", "emitter"} <= stage.killed.keys()
+        await comes_through(stage, "broker")
 
 
-async def test_an_engine_that_takes_repeats_is_found(tmp_path: Path) -> None:
-    async with embedded_stage(tmp_path, "repeats", mutation="repeats") as stage:
-        await stage.populate(("rules", "actions"))
-        await stage.feed(twice=True)
-        await stage.undisturbed()
-        wrong = await stage.comes_to(lambda found: any("wrong state" in one for one in found))
-        assert wrong, "a suite that finds nothing here finds nothing at all"
+async def after_a_crash(folder: Path, mutation: str, point: str | None) -> list[str]:
+    """What is wrong with the issues and states after a worker has died there, and another has done
+    its work; with no point, after records have come twice."""
+    async with embedded_stage(folder, "crash", mutation) as stage:
+        for _ in range(8):
+            await stage.feed(twice=point is None)
+        if point is not None:
+            assert await stage.died(stage.start("rules", crash_at=point)) == 137
+            if mutation != "no-guard":
+                stage.mutation = "none"
+        stage.start("rules")
+        await stage.look()
+        await stage.taken()
+        await stage.look()
+        return list(wrong_findings(stage.model, stage.seen))
+
+
+@pytest.mark.parametrize(
+    ("mutation", "point"),
+    [
+        ("no-guard", "snapshots_acknowledged:2"),
+        ("commits-first", "outputs_acknowledged:2"),
+        ("unacknowledged", "committed:2"),
+        ("repeats", None),
+    ],
+)
+async def test_a_mutation_of_the_rules_worker_is_found(
+    tmp_path: Path, mutation: str, point: str | None
+) -> None:
+    (tmp_path / "sound").mkdir()
+    assert await after_a_crash(tmp_path / "sound", "none", point) == []
+    wrong = await after_a_crash(tmp_path, mutation, point)
+    assert wrong, "a suite that finds nothing here finds nothing at all"
+
+
+@pytest.mark.kafka
+async def test_two_versions_of_a_rule_share_the_runs_of_a_rolling_restart(
+    tmp_path: Path, kafka_url: str
+) -> None:
+    async with kafka_stage(tmp_path, "versions", shared=kafka_url) as stage:
+        stage.model = Model(versions=("1", "2"))
+        await stage.look()
+        before = [stage.start("rules"), stage.start("rules")]
+        await stage.feed()
+        await stage.taken()
+        stage.mutation = "next-version"
+        for member in before:
+            stage.start("rules")
+            for _ in range(3):
+                await stage.feed()
+                await asyncio.sleep(0.5)
+            await stage.kill(member)
+            await stage.feed()
+        await stage.taken()
+        await stage.look()
+        assert list(wrong_findings(stage.model, stage.seen)) == []
+        firsts = stage.seen.issues.keys() & stage.model.issues.keys()
+        assert firsts, "the version before has found some"
+        assert stage.seen.issues.keys() - firsts, "and so has the next one"
+
+
+@pytest.mark.kafka
+async def test_a_version_that_cannot_read_the_state_of_the_one_before_starts_cold_and_says_so(
+    tmp_path: Path, kafka_url: str
+) -> None:
+    async with kafka_stage(tmp_path, "cold", shared=kafka_url) as stage:
+        stage.model = Model(versions=("1", "2"))
+        await stage.look()
+        before = stage.start("rules")
+        for _ in range(3):
+            await stage.feed()
+        await stage.taken()
+        await stage.look()
+        stage.model.forget()
+        stage.seen.states.clear()
+        stage.mutation = "cold-version"
+        stage.start("rules")
+        await stage.kill(before)
+        for _ in range(3):
+            await stage.feed()
+        await stage.taken()
+        await stage.look()
+        said, stage.seen.unexpected = stage.seen.unexpected, []
+        assert len(said) == len(stage.model.runs)
+        for one in said:
+            assert one.startswith("an issue of cold_start")
+            assert "version 2 cannot read that of version 1" in one
+        assert list(wrong_findings(stage.model, stage.seen)) == []
 
 
 async def rounds(

@@ -11,46 +11,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from support.chaos.mutations import kind_of_worker, mutate
 from support.fold_service import FoldService
 from tocsin.bus.embedded.bus import EmbeddedBus
-from tocsin.bus.port import Producer
 from tocsin.runtime.testing import CrashPoints
-from tocsin.runtime.unacknowledged import Outbox
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.topics import Topics
 
 RUNS: Sequence[str] = tuple(f"run-{number}" for number in range(8))
 
 
-class CommitsFirst(Worker):
-    """The mutation: offsets are committed before the states are written."""
-
-    async def _checkpoint(self, *, force: bool = False) -> None:
-        consumer = self._wiring.consumer
-        offsets = self._positions.to_commit(self._checkpoints._committable)
-        if consumer is not None and offsets:
-            await consumer.commit(offsets)
-            self._positions.was_committed(offsets)
-        await super()._checkpoint(force=force)
-
-
-class Unacknowledged(Outbox):
-    """The mutation: what there is to say is said some time later, and nobody waits for it."""
-
-    async def flush(self, producer: Producer) -> None:
-        records, self._records = self._records, []
-
-        async def later() -> None:
-            await asyncio.sleep(0.5)
-            await producer.publish(records)
-
-        self.task = asyncio.create_task(later())
-
-
 def worker_of(bus: EmbeddedBus, mutation: str, *, only: bool) -> Worker:
     topics = Topics()
-    kind = CommitsFirst if mutation == "commits-first" else Worker
-    worker = kind(
+    worker = kind_of_worker(mutation)(
         bus,
         FoldService(topics, guard=mutation != "no-guard"),
         topics=topics,
@@ -59,8 +32,7 @@ def worker_of(bus: EmbeddedBus, mutation: str, *, only: bool) -> Worker:
         settings=WorkerSettings(checkpoint_s=0.01, poll_records=5),
         crash=CrashPoints.from_environment(os.environ),
     )
-    if mutation == "unacknowledged":
-        worker._checkpoints._outputs = Unacknowledged("fold", worker.metrics)
+    mutate(worker, mutation)
     return worker
 
 

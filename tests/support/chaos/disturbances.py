@@ -118,7 +118,7 @@ async def _freeze_one(stage: Stage, role: Role) -> None:
     # Frozen in the middle of a write, it has an embedded bus locked until it wakes up.
     feeding = asyncio.create_task(stage.feed())
     # Now and then it wakes up while all still wait for it.
-    long_s = ZOMBIE_S["broker" if stage.brokers else "embedded"]
+    long_s = ZOMBIE_S["broker" if stage.on_kafka else "embedded"]
     await asyncio.sleep(stage.dice.choice((0.2, long_s)))
     stage.thaw()
     await feeding
@@ -218,7 +218,7 @@ async def set_a_clock(stage: Stage) -> None:
     On Kafka append times are the brokers'; the processes of an embedded bus are of one machine, and
     differ by how much its clock was set between their starts.
     """
-    most_ms = 3 * DAY_MS if stage.brokers else 3_600_000
+    most_ms = 3 * DAY_MS if stage.on_kafka else 3_600_000
     stage.set_clock(stage.dice.choice((-most_ms, most_ms)))
     await _kill_one(stage, "rules")
     member = stage.start("rules")
@@ -257,7 +257,7 @@ async def lose_the_states(stage: Stage) -> None:
     """The topic of the states is deleted, and made anew."""
     await stage.calm()
     topic = stage.topics.state
-    if stage.brokers:
+    if stage.on_kafka:
         async with stage.without_reader():
             async with _admin(stage) as admin:
                 await admin.delete_topics([topic])
@@ -423,7 +423,7 @@ async def _partitions(stage: Stage) -> list[dict[str, Any]]:
 
 @contextlib.asynccontextmanager
 async def _admin(stage: Stage):  # type: ignore[no-untyped-def]  # aiokafka has no types
-    admin = AIOKafkaAdminClient(bootstrap_servers=[broker.server for broker in stage.brokers])
+    admin = AIOKafkaAdminClient(bootstrap_servers=stage.bus.url.removeprefix("kafka://"))
     await admin.start()
     try:
         yield admin

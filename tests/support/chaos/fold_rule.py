@@ -6,7 +6,7 @@ A record that is lost, read twice or in another order changes each finding after
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Subject
@@ -63,3 +63,18 @@ class Fold(Rule[FoldParams, FoldState]):
                     severity="critical" if fatal else None,
                     stop_worthy=fatal,
                 )
+
+
+class NextFold(Fold):
+    """The same rule in its next version, which goes on with a state of the version before."""
+
+    meta = replace(Fold.meta, version=2)
+
+    def migrate(self, payload: bytes, version: int) -> None:
+        self.restore(payload)
+
+
+class ColdFold(Fold):
+    """A next version that cannot read the state of the version before."""
+
+    meta = replace(Fold.meta, version=2, history_steps=1_000)

@@ -11,7 +11,7 @@ import json
 import struct
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tocsin.bus.port import Headers, Partition, Record
@@ -63,11 +63,15 @@ class Expected:
 
 
 class Model:
-    """All runs. `poison` is what was sent of records that cannot be used."""
+    """All runs. `poison` is what was sent of records that cannot be used; `versions` are those of
+    the rule, of which either may have found an issue."""
 
-    def __init__(self) -> None:
+    def __init__(self, versions: Sequence[str] = ("1",)) -> None:
+        self.versions = versions
         self.runs: dict[str, RunModel] = {}
         self.issues: dict[str, Expected] = {}
+        self.same: dict[str, str] = {}
+        """Each id that an issue may have, and the one that it has in `issues`."""
         self.steps: dict[tuple[str, str], list[tuple[int, int]]] = {}
         self.poison: set[Bad] = set()
 
@@ -116,7 +120,10 @@ class Model:
         run.count += 1
         if number == FATAL or run.count % EVERY == 0:
             episode = f"step {step}||{step}|None|loss"
-            issue = an_id("issue", name, run.incarnation, "fold", "1", episode)
+            words = ("issue", name, run.incarnation, "fold")
+            ids = [an_id(*words, version, episode) for version in self.versions]
+            issue = ids[0]
+            self.same.update(dict.fromkeys(ids, issue))
             reason = f"{run.value} after {run.count}"
             self.issues[issue] = Expected(name, run.incarnation, reason, number == FATAL)
 
@@ -201,22 +208,30 @@ def differences(
         actions: the names of the receivers.
         attempted: the ids of the notices that they were sent.
     """
-    for issue, expected in model.issues.items():
-        reasons = seen.issues.get(issue)
-        if reasons is None:
-            yield f"lost: the issue {issue} of {expected.run} ({expected.reason})"
-        elif reasons != {expected.reason}:
-            yield f"wrong: {expected.run}: {sorted(reasons)}, not {expected.reason}"
-    for issue in seen.issues.keys() - model.issues.keys():
-        yield f"invented: the issue {issue}: {sorted(seen.issues[issue])}"
-    yield from seen.unexpected
-    yield from _wrong_states(model, seen)
+    yield from wrong_findings(model, seen)
     yield from _wrong_deliveries(model.issues, seen, actions, attempted)
     bad = {(key, value) for key, value, _ in model.poison}
     for letter in bad - seen.letters.keys():
         yield f"lost: a dead letter of {letter[0]!r}: {letter[1][:40]!r}"
     for letter in seen.letters.keys() - bad:
         yield f"invented: a dead letter of {letter[0]!r}: {letter[1][:40]!r}"
+
+
+def wrong_findings(model: Model, seen: Seen) -> Iterator[str]:
+    """In sentences, how the issues and the states differ from what must be."""
+    found: dict[str, set[str]] = {}
+    for issue, reasons in seen.issues.items():
+        if issue in model.same:
+            found.setdefault(model.same[issue], set()).update(reasons)
+        else:
+            yield f"invented: the issue {issue}: {sorted(reasons)}"
+    for issue, expected in model.issues.items():
+        if issue not in found:
+            yield f"lost: the issue {issue} of {expected.run} ({expected.reason})"
+        elif found[issue] != {expected.reason}:
+            yield f"wrong: {expected.run}: {sorted(found[issue])}, not {expected.reason}"
+    yield from seen.unexpected
+    yield from _wrong_states(model, seen)
 
 
 def _wrong_states(model: Model, seen: Seen) -> Iterator[str]:

@@ -39,6 +39,7 @@ from tocsin.bus.port import (
     Reader,
 )
 from tocsin.bus.reading import read_to_end
+from tocsin.runtime.testing import CRASH_AT
 from tocsin.schemas.ids import incarnation_id
 from tocsin.schemas.topics import Topics
 
@@ -50,6 +51,9 @@ MOST: Final[Mapping[Role, int]] = {"rules": 3, "actions": 2, "emitter": 3}
 
 LEAST: Final[Mapping[Role, int]] = {"rules": 2, "actions": 1, "emitter": 1}
 
+NAMES: Final = frozenset(f"node-{number}" for number in range(8))
+"""Of rules workers in their group, where they have one."""
+
 EMITTED: Final = 60
 """Steps of a training: no more findings than people are notified of."""
 
@@ -60,13 +64,15 @@ SETTLED_S: Final = 180.0
 
 @dataclass(eq=False)
 class Member:
-    """A process. An emitter has a run, an incarnation, and a file with what was acknowledged."""
+    """A process. An emitter has a run, an incarnation, and a file with what was acknowledged; a
+    rules worker may have a name in its group."""
 
     role: Role
     process: AlwaysForked
     run: str = ""
     incarnation: str = ""
     said: Path | None = None
+    name: str = ""
 
     @property
     def pid(self) -> int:
@@ -116,14 +122,18 @@ class Stage:
 
     # -- processes ---------------------------------------------------------------------------
 
-    def start(self, role: Role, *, run: str = "", end: str = "never") -> Member:
-        """A new process; an emitter is a job of a new run, or of one whose job is started again."""
+    def start(
+        self, role: Role, *, run: str = "", end: str = "never", crash_at: str | None = None
+    ) -> Member:
+        """A new process; an emitter is a job of a new run, or of one whose job is started again. A
+        rules worker dies at the crash point `crash_at`."""
         prefix = self.topics.prefix
-        member_run = incarnation = ""
+        member_run = incarnation = name = ""
         said: Path | None = None
         if role == "rules":
             words = ["support.chaos.rules_process", self.url, prefix, str(self.clock), end]
-            words.append(self.mutation)
+            name = self._name()
+            words += [self.mutation, name or "-"]
         elif role == "actions":
             urls, keys = self.receiver.url(ANSWERS), str(self.folder / "keys")
             words = ["support.actions_process", self.url, urls, keys, "-", "600"]
@@ -135,14 +145,27 @@ class Stage:
             words = ["support.chaos.emitter_process", self.url, prefix, member_run, incarnation]
             words.append(str(EMITTED))
         environ = {**os.environ, "PYTHONPATH": str(TESTS), "TOCSIN_PREFIX": prefix}
+        if crash_at is not None:
+            environ[CRASH_AT] = crash_at
         log = said or self.folder / f"{role}.log"
         with log.open("ab") as out, (self.folder / f"{role}.log").open("ab") as errors:
             process = AlwaysForked(
                 [sys.executable, "-m", *words], env=environ, stdout=out, stderr=errors
             )
-        member = Member(role, process, member_run, incarnation, said)
+        member = Member(role, process, member_run, incarnation, said, name)
         self.members.append(member)
         return member
+
+    def _name(self) -> str:
+        """Of the next rules worker, none of those that run: on Kafka two of three have one, and
+        whoever comes after one that was killed is the same member of the group."""
+        free = NAMES - {one.name for one in self.members}
+        return min(free) if self.on_kafka and self.dice.random() < 2 / 3 else ""
+
+    @property
+    def on_kafka(self) -> bool:
+        """Whether the bus is Kafka."""
+        return self.bus.url.startswith("kafka:")
 
     def of(self, role: Role) -> list[Member]:
         """Those that run now, frozen ones left out."""
@@ -277,7 +300,27 @@ class Stage:
                 found.append("a training has not ended")
             if wanted(found) or time.monotonic() > deadline:
                 return found
-            await asyncio.sleep(0.5 if self.brokers else 0.2)
+            await asyncio.sleep(0.5 if self.on_kafka else 0.2)
+
+    async def taken(self) -> None:
+        """Until the rules have committed all that is there, and so have said all of it."""
+        group, topic = f"{self.topics.prefix}-rules", self.topics.telemetry
+        places = self.telemetry()
+        consumer = await self.bus.consumer(group, [topic], only=places)
+        try:
+            ends = await consumer.ends(places)
+            deadline = time.monotonic() + SETTLED_S
+            for place, end in ends.items():
+                while end and (await consumer.committed(place) or 0) < end:
+                    assert time.monotonic() < deadline, f"not all is committed of {place}"
+                    await asyncio.sleep(0.1)
+        finally:
+            await consumer.close()
+
+    async def died(self, member: Member) -> int:
+        """With which code a process ended that ends by itself."""
+        self.members.remove(member)
+        return await self._wait(member)
 
     def set_clock(self, ahead_ms: int) -> None:
         """How far a rules worker that starts from now on is ahead, in a file that is never half
@@ -312,8 +355,7 @@ class Stage:
         for member in [one for one in self.members if one.role == "rules"]:
             await self.kill(member)
         last = self.start("rules", end="caught-up")
-        self.members.remove(last)
-        assert await self._wait(last) == 0, "the last of the rules' workers has not caught up"
+        assert await self.died(last) == 0, "the last of the rules' workers has not caught up"
 
     def forget_states(self) -> None:
         """The topic of the states was emptied, or is another one."""

@@ -1,0 +1,73 @@
+"""Faults that the suites must find, each by the name under which a worker's process is given it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tocsin.bus.port import Producer
+from tocsin.runtime.unacknowledged import Outbox
+from tocsin.runtime.worker import Worker
+from tocsin.schemas.records.wire import Meta
+from tocsin.stream_rules.engine.run import RunEngine
+from tocsin.stream_rules.engine.run_state import RunState
+
+
+class CommitsFirst(Worker):
+    """`commits-first`: offsets are committed before the states are written."""
+
+    async def _checkpoint(self, *, force: bool = False) -> None:
+        consumer = self._wiring.consumer
+        offsets = self._positions.to_commit(self._checkpoints._committable)
+        if consumer is not None and offsets:
+            await consumer.commit(offsets)
+            self._positions.was_committed(offsets)
+        await super()._checkpoint(force=force)
+
+
+class Unacknowledged(Outbox):
+    """What there is to say is said some time later, and nobody waits for it."""
+
+    async def flush(self, producer: Producer) -> None:
+        records, self._records = self._records, []
+
+        async def later() -> None:
+            await asyncio.sleep(0.5)
+            await producer.publish(records)
+
+        self.task = asyncio.create_task(later())
+
+
+def kind_of_worker(mutation: str) -> type[Worker]:
+    """The class with that mutation."""
+    return CommitsFirst if mutation == "commits-first" else Worker
+
+
+def mutate(worker: Worker, mutation: str) -> None:
+    """`unacknowledged`: nobody waits for the outputs of this worker."""
+    if mutation == "unacknowledged":
+        worker._checkpoints._outputs = Unacknowledged("mutated", worker.metrics)
+
+
+def mutate_engine(mutation: str) -> None:
+    """Change the engine of this process.
+
+    `repeats`: it takes records again that it has had already. `no-guard`: and a restored state does
+    not say which offset it covers. Either guard alone would still drop what is read again.
+    """
+    if mutation in ("repeats", "no-guard"):
+        setattr(RunState, "admit", _takes_repeats)  # noqa: B010  (a method is not assigned to)
+    if mutation == "no-guard":
+        restore = RunEngine.restore
+
+        def without_offset(self: RunEngine, *args: object) -> None:
+            restore(self, *args)  # type: ignore[arg-type]
+            self._covers = 0
+            for instance in self.instances:
+                instance.covers = 0
+
+        setattr(RunEngine, "restore", without_offset)  # noqa: B010
+
+
+def _takes_repeats(state: RunState, meta: Meta) -> bool:
+    state.sequences[meta.boot] = meta.seq
+    return True
