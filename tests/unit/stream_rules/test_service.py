@@ -188,8 +188,11 @@ def test_a_timer_does_not_fire_while_there_is_lag() -> None:
     run.started()
     rules = service()
     rules.apply(run.records, tick(run))
-    rules.apply([], Tick(run.now_ms + 10_000_000, frozenset({telemetry_partition("made")})))
+    number, later = telemetry_partition("made"), run.now_ms + 10_000_000
+    rules.apply([], Tick(later, frozenset({number})))
     assert rules.outputs() == []
+    rules.apply([], Tick(later, frozenset({number}), {number: CaughtUp(later, run.now_ms)}))
+    assert rules.outputs() != [], "it was due all the time"
 
 
 def test_a_bad_record_is_handed_back_and_the_rest_is_taken() -> None:
