@@ -146,7 +146,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"__init__"},
     ),
     "console": (
-        {"__init__", "charts", "context", "files", "person", "publication"},
+        {"__init__", "charts", "context", "files", "person", "publication", "refusal"},
         {"views", "configuration"},
         {"places"},
         {"feedback", "dead_letters", "fleet", "report", "silences", "stop"},

@@ -51,7 +51,7 @@ class Outgoing:
     headers: Headers = ()
 
 
-def record_size(record: Outgoing) -> int:
+def record_size(record: Outgoing | Record) -> int:
     """The bytes of a record as its topic's limit counts them: uncompressed, with its frame."""
     size = RECORD_OVERHEAD + len(record.key) + len(record.value or b"")
     return size + headers_size(record.headers)

@@ -16,14 +16,13 @@ from typing import Final
 
 from tocsin.bus.port import (
     EARLIEST,
-    RECORD_OVERHEAD,
     Bus,
     BusError,
     From,
     Partition,
     Reader,
     Record,
-    headers_size,
+    record_size,
 )
 from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
@@ -117,12 +116,12 @@ class NewestRecords:
         order = 0 if record.value is None else self._order(record)
         if before is not None and record.value is not None and order < before[0]:
             return
-        change = 0 if before is None else -_size(before[1])
+        change = 0 if before is None else -record_size(before[1])
         if record.value is None:
             kept.records.pop(record.key, None)
         else:
             kept.records[record.key] = order, record
-            change += _size(record)
+            change += record_size(record)
         kept.size += change
         self.size_bytes += change
 
@@ -252,8 +251,3 @@ class Standby:
             with contextlib.suppress(TimeoutError, BusError):
                 async with asyncio.timeout(_CLOSE_S):
                     await reader.close()
-
-
-def _size(record: Record) -> int:
-    own = len(record.key) + len(record.value or b"")
-    return RECORD_OVERHEAD + own + headers_size(record.headers)

@@ -13,6 +13,9 @@ TocsinError
 from __future__ import annotations
 
 import importlib.util
+from typing import TypeVar
+
+E = TypeVar("E", bound=BaseException)
 
 
 class TocsinError(Exception):
@@ -46,6 +49,12 @@ def require_extra(extra: str, needed_for: str, *libraries: str) -> None:
         missing = True
     if missing:
         raise MissingExtra(extra, needed_for)
+
+
+def first_error(group: BaseExceptionGroup[E]) -> E:
+    """The first error of a group, however deep."""
+    first = group.exceptions[0]
+    return first_error(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 class RecordError(TocsinError):

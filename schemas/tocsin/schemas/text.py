@@ -34,6 +34,11 @@ def number_text(value: float) -> str:
     return f"{value:,.6g}"
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """`1 step`, `1,200 steps`."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
 def share_text(percent: float) -> str:
     """A share as people read it, without its unit: `0.012`, `4.2`, `100`."""
     return f"{percent:.0f}" if percent >= 10 else f"{percent:.2g}"

@@ -27,6 +27,7 @@ from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.issues import SEVERITIES, Issue, IssueState, Series, Severity
 from tocsin.schemas.text import (
     checkpoint_text,
+    counted,
     fact_text,
     number_text,
     place_text,
@@ -232,11 +233,11 @@ def _of_several(message: Message, issues: Sequence[Issue]) -> Message:
 
 def _of_digest(delivery: Delivery, digest: Digest) -> Message:
     length = format_duration(timedelta(milliseconds=digest.until_ms - digest.from_ms))
-    runs = _count(digest.all_runs, "run")
+    runs = counted(digest.all_runs, "run")
     if digest.open:
-        headline = f"{runs}, {_count(digest.open, 'open issue')}, nothing else was sent here"
+        headline = f"{runs}, {counted(digest.open, 'open issue')}, nothing else was sent here"
     elif digest.issues:
-        headline = f"{runs}, {_count(digest.issues, 'issue')}, not sent here"
+        headline = f"{runs}, {counted(digest.issues, 'issue')}, not sent here"
     else:
         headline = f"All is well: {runs}, nothing wrong"
     return Message(
@@ -255,10 +256,6 @@ def _of_digest(delivery: Delivery, digest: Digest) -> Message:
         first_step=None,
         digest=True,
     )
-
-
-def _count(number: int, one: str) -> str:
-    return f"{number:,} {one}" + ("s" if number != 1 else "")
 
 
 def _digest_rows(digest: Digest) -> Iterator[tuple[str, str]]:

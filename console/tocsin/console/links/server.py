@@ -20,6 +20,7 @@ from tocsin.console.links.case import read_case
 from tocsin.console.links.decision import decision_of
 from tocsin.console.links.page import POLICY, TEXTS, Button, page_of
 from tocsin.console.publication import publish, publish_signed
+from tocsin.console.refusal import RefusedError
 from tocsin.runtime import metrics as names
 from tocsin.runtime.clock import Clock, SystemClock
 from tocsin.runtime.metrics import Metrics
@@ -52,15 +53,6 @@ _HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-
-
-class _RefusedError(Exception):
-    """A request that is not served, and what its page says."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-        self.text = text
 
 
 class LinkPages:
@@ -114,7 +106,7 @@ class LinkPages:
             if request.method == "POST":
                 return await self._act(await self._pressed(request), link)
             return await self._show(link)
-        except _RefusedError as refusal:
+        except RefusedError as refusal:
             return self._response(refusal.status, "refused", page_of(None, said=refusal.text))
         except (BusError, TimeoutError) as error:
             reason = clip(str(error), 300) or "out of time"
@@ -126,19 +118,19 @@ class LinkPages:
         async with self._alone, asyncio.timeout(_BUS_S):
             case = await read_case(self._bus, self._topics, link)
         if case.issue is None:
-            raise _RefusedError(404, "The issue of this link is not on the bus.")
+            raise RefusedError(404, "The issue of this link is not on the bus.")
         key = await asyncio.to_thread(lambda: own_key(keys_folder(self._environ)))
         buttons = [Button(one.verb, one.token(key)) for one in case.buttons(link)]
         return self._response(200, "shown", page_of(case, buttons, person=link.person))
 
     async def _act(self, link: Link, opened: Link) -> web.Response:
         if link.verb == "open" or link.opened != opened:
-            raise _RefusedError(403, "The button does not belong to this page.")
+            raise RefusedError(403, "The button does not belong to this page.")
         async with self._alone, asyncio.timeout(_BUS_S):
             case = await read_case(self._bus, self._topics, link)
             why_not = case.why_not(link)
             if case.issue is None or why_not is not None:
-                raise _RefusedError(409, why_not or "")
+                raise RefusedError(409, why_not or "")
             await self._publish(link, decision_of(link, case.issue, self._clock.now_ms()))
         logger.info("answered by link: %s", link.verb, extra={"action": "link", "by": link.person})
         return self._response(200, "answered", page_of(None, said=f"Done: {TEXTS[link.verb]}."))
@@ -152,17 +144,17 @@ class LinkPages:
     async def _opened(self, request: web.Request) -> Link:
         public_url, hosts = self._public_url(), request.headers.getall("Host", [])
         if public_url is None:
-            raise _RefusedError(404, "This worker serves no links.")
+            raise RefusedError(404, "This worker serves no links.")
         if len(hosts) != 1 or not fits_host(public_url, hosts[0]):
-            raise _RefusedError(421, "This page is not served under that name.")
+            raise RefusedError(421, "This page is not served under that name.")
         link = await self._read(request.match_info["token"])
         if link.verb != "open":
-            raise _RefusedError(404, "This link is not valid.")
+            raise RefusedError(404, "This link is not valid.")
         return link
 
     async def _pressed(self, request: web.Request) -> Link:
         if request.content_type != _FORM:
-            raise _RefusedError(415, "Expected the form of the page.")
+            raise RefusedError(415, "Expected the form of the page.")
         async with asyncio.timeout(_READ_S):
             body = await request.read()
         try:
@@ -171,7 +163,7 @@ class LinkPages:
             fields = {}
         tokens = fields.get("token", [])
         if len(tokens) != 1:
-            raise _RefusedError(400, "Expected the form of the page.")
+            raise RefusedError(400, "Expected the form of the page.")
         return await self._read(tokens[0])
 
     async def _read(self, token: str) -> Link:
@@ -179,11 +171,11 @@ class LinkPages:
             trusted = await asyncio.to_thread(self._trusted)
             return read_link(token[: LONGEST_TOKEN + 1], trusted, self._clock.now_ms())
         except LinkExpired:
-            raise _RefusedError(
+            raise RefusedError(
                 410, "This link has expired; `tocsin issues` lists the issues."
             ) from None
         except SignatureError:
-            raise _RefusedError(404, "This link is not valid.") from None
+            raise RefusedError(404, "This link is not valid.") from None
 
     async def _publish(self, link: Link, data: Feedback | StopAnswered | SilenceSet) -> None:
         if isinstance(data, Feedback):

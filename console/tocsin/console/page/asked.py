@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
 
+from tocsin.console.refusal import RefusedError
+
 if TYPE_CHECKING:
     from starlette.requests import Request
 
@@ -15,15 +17,6 @@ LONGEST_BODY: Final = 16_384
 MAX_FIELDS: Final = 12
 _BODY_S: Final = 10.0
 _FORM: Final = "application/x-www-form-urlencoded"
-
-
-class RefusedError(Exception):
-    """The server refuses a request: `status`, and `text` for the person."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-        self.text = text
 
 
 async def fields_of(request: Request) -> Mapping[str, str]:

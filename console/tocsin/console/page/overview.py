@@ -218,11 +218,11 @@ def need_of(run: WatchedRun, found: Found, now_ms: int) -> Need:
             return Need(rank=5, why="a warning that nobody has answered")
         return Need(rank=_HEALTHY, why="")
     recent = now_ms - run.ended_ms < _DAY_MS
-    if recent and _state(run) == "lost":
+    if recent and run.state == "lost":
         return Need(rank=2, why="lost: it ended without a word")
     if recent and "critical" in grave:
         return Need(rank=4, why="critical, and nobody has answered")
-    if recent and _state(run) == "failed":
+    if recent and run.state == "failed":
         return Need(rank=6, why="failed")
     return Need(rank=_HEALTHY + 10, why="")
 
@@ -247,7 +247,7 @@ def row_of(run: WatchedRun, overview: Overview, now_ms: int) -> Row:
     return Row(
         run_id=run.seen.run_id,
         group="needs you" if need.person else "running" if run.seen.running else "over",
-        state=_state(run),
+        state=run.state,
         stale_s=stale_s(run, now_ms),
         need=need.why,
         step="-" if step is None else f"{step:,}",
@@ -289,24 +289,17 @@ def _kinds(run: WatchedRun, need: Need) -> Iterable[Filter]:
         yield "needs"
     if run.seen.running:
         yield "running"
-    elif _state(run) == "lost":
+    elif run.state == "lost":
         yield "lost"
     else:
         yield "ended"
-
-
-def _state(run: WatchedRun) -> str:
-    view = run.seen.view
-    if view is None:
-        return "starting" if run.step is None else "running"
-    return view.outcome or view.state
 
 
 def _matches(run: WatchedRun, found: Found, words: Sequence[str]) -> bool:
     if not words:
         return True
     view = run.seen.view
-    parts = [run.seen.run_id, _state(run), *(issue.rule for issue in found.open)]
+    parts = [run.seen.run_id, run.state, *(issue.rule for issue in found.open)]
     if view is not None:
         parts += [f"{key}={value}" for key, value in view.labels.items()]
         parts += [view.node, *view.devices]

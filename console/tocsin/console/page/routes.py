@@ -12,7 +12,6 @@ from urllib.parse import parse_qsl, urlencode
 from tocsin.bus.port import BusError
 from tocsin.console.page.asked import (
     MAX_FIELDS,
-    RefusedError,
     fields_of,
     own_path,
     real,
@@ -30,6 +29,7 @@ from tocsin.console.page.site import MissingPage, Site, View
 from tocsin.console.page.templating import fragment, shell
 from tocsin.console.page.tensors_page import Asked
 from tocsin.console.page.zoom_page import points
+from tocsin.console.refusal import RefusedError
 from tocsin.console.views.status import target_policy
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.monotonic_clock import unix_ms

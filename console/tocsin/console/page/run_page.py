@@ -125,7 +125,7 @@ def run_content(
         {
             "trouble": shot.trouble,
             "run_id": run.seen.run_id,
-            "state": _state(run),
+            "state": run.state,
             "facts": list(facts_of(run, shot.now_ms, newest)),
             "labels": {} if view is None else view.labels,
             "stale_s": stale_s(run, shot.now_ms),
@@ -224,10 +224,3 @@ def goodput_facts(goodput: Goodput) -> Mapping[str, str]:
         "share": "-" if share is None else f"{100 * share:.0f} %",
         "incarnations": f"{goodput.incarnations:,}",
     }
-
-
-def _state(run: WatchedRun) -> str:
-    view = run.seen.view
-    if view is None:
-        return "starting" if run.step is None else "running"
-    return view.outcome or view.state

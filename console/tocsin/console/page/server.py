@@ -18,7 +18,7 @@ from tocsin.console.page.addresses import DEFAULT, Address, read_address, read_n
 from tocsin.console.page.guard import Access, Guard
 from tocsin.console.page.sessions import read_token, readable_by_others
 from tocsin.console.person import person_named
-from tocsin.schemas.errors import ConfigurationError, require_extra
+from tocsin.schemas.errors import ConfigurationError, first_error, require_extra
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -103,7 +103,7 @@ def serve(
         try:
             asyncio.run(_serve(context, access, environ, listener))
         except* ConfigurationError as group:
-            failure = _first(group)
+            failure = first_error(group)
         if failure is not None:
             raise failure
 
@@ -206,8 +206,3 @@ def _listening(address: Address) -> Iterator[socket.socket]:
         ) from error
     with listener:
         yield listener
-
-
-def _first(group: BaseExceptionGroup[ConfigurationError]) -> ConfigurationError:
-    first = group.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first

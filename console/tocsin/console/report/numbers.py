@@ -16,6 +16,7 @@ from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.records.runs import RunData
 from tocsin.schemas.records.runs_view import RunsView
 from tocsin.store import Collection, Matrix, NotCaptured, Series, System
+from tocsin.stream_rules.signals.gpus import memory_percent
 
 Floats = npt.NDArray[np.float64]
 Steps = npt.NDArray[np.int64]
@@ -102,11 +103,7 @@ class Gpu:
 
     def memory_percent(self) -> Floats | None:
         """How much of its memory is in use; None: not sampled."""
-        used, total = self.column("memory_used_bytes"), self.column("memory_total_bytes")
-        if used is None or total is None:
-            return None
-        with np.errstate(all="ignore"):
-            return np.where(total > 0, 100 * used / total, np.nan)
+        return memory_percent(self.column)
 
     @property
     def of_job(self) -> bool:

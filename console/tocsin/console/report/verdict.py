@@ -7,14 +7,14 @@ from typing import Final
 
 from tocsin.console.report.numbers import RunNumbers
 from tocsin.console.report.section import Figure, Section, Status
-from tocsin.console.report.sections.shared import counted, worst
+from tocsin.console.report.sections.shared import worst
 from tocsin.console.views.goodput import duration_text
 from tocsin.schemas.compute import saved_by_stop
 from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.issues import IssueFiring, gravest
 from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.records.runs import RunStarted
-from tocsin.schemas.text import number_text, plain_line, share_text, time_text
+from tocsin.schemas.text import counted, number_text, plain_line, share_text, time_text
 
 _ENDS: Final = {
     "completed": "completed",

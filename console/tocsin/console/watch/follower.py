@@ -30,6 +30,7 @@ from tocsin.console.views.bus_view import view_partitions
 from tocsin.console.views.status import ago
 from tocsin.console.watch.frame import Situation
 from tocsin.console.watch.state import BACK_MS, MAX_SHOWN, WatchState
+from tocsin.schemas.errors import first_error
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.topics import TELEMETRY_PARTITIONS, telemetry_partition
 
@@ -128,7 +129,7 @@ class Follower:
                 async with bus:
                     await self._follow(bus)
             except* BusError as group:
-                failure = _first(group)
+                failure = first_error(group)
             if not self._opened and not self._may_come(failure):
                 raise failure
             if self._trouble is None:
@@ -234,8 +235,3 @@ async def _moved(
     }
     await reader.close()
     return found
-
-
-def _first(group: BaseExceptionGroup[BusError]) -> BusError:
-    first = group.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first

@@ -109,10 +109,7 @@ def _cells(run: WatchedRun, now_ms: int) -> dict[str, Text]:
     view = run.seen.view
     rate = run.per_s(now_ms) if run.seen.running else None
     issues = view.issues if view is not None else 0
-    if view is None:
-        state = "starting" if run.step is None else "running"
-    else:
-        state = view.outcome or view.state
+    state = run.state
     style = _STATE.get(state, "")
     if state == "running" and 0 < run.last_heard_ms < now_ms - SILENT_MS:
         style = _STATE["silent"]

@@ -77,6 +77,14 @@ class WatchedRun:
         return step if step >= 0 else None
 
     @property
+    def state(self) -> str:
+        """How it is: `running`, `lost`, or how it ended."""
+        view = self.seen.view
+        if view is None:
+            return "starting" if self.step is None else "running"
+        return view.outcome or view.state
+
+    @property
     def loss(self) -> float | None:
         """The last one, as it is known."""
         first, second = self.progress.telemetry, self.progress.views

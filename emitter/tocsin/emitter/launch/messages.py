@@ -23,7 +23,7 @@ from tocsin.schemas.records.stops.commands import (
     StopRefused,
     StopRequested,
 )
-from tocsin.schemas.text import number_text, plain_line, share_text, time_text
+from tocsin.schemas.text import counted, number_text, plain_line, share_text, time_text
 
 PREFIX = "tocsin: "
 
@@ -122,24 +122,24 @@ def end_line(
     """
     steps, issues, capture = summary.steps, summary.issues, summary.capture
     stop = None if summary.stop is None else summary.stop.command
-    found = _count(len(issues), "issue")
+    found = counted(len(issues), "issue")
     if steps == 0:
         line = f"no training seen, {found}"
     elif summary.judged_steps >= steps:
-        line = f"{_count(steps, 'step')} watched, {found}"
+        line = f"{counted(steps, 'step')} watched, {found}"
     elif summary.judged_steps == 0 and not issues:
-        line = f"{_count(steps, 'step')} recorded, none checked: no rules worker has read them"
+        line = f"{counted(steps, 'step')} recorded, none checked: no rules worker has read them"
     else:
         checked = f"only {summary.judged_steps:,} checked by rules"
-        line = f"{_count(steps, 'step')} recorded, {checked}, {found}"
+        line = f"{counted(steps, 'step')} recorded, {checked}, {found}"
     if capture is not None and steps:
         line += f", {overhead(capture)}"
         if capture.dropped:
-            line += f", {_count(capture.dropped, 'record')} dropped"
+            line += f", {counted(capture.dropped, 'record')} dropped"
         if capture.not_watched:
             line += f"; not watched: {plain_line(', '.join(capture.not_watched))}"
     if unsaid:
-        line += f", {_count(unsaid, 'launcher record')} not sent"
+        line += f", {counted(unsaid, 'launcher record')} not sent"
     if unwatched:
         line += f", not watched: {', '.join(_unwatched(*each) for each in unwatched.items())}"
     if stop is not None and (person := asked_by(stop)):
@@ -193,7 +193,7 @@ def switched_off_lines(figures: CaptureFigures, told: set[str]) -> list[str]:
 def _unwatched(kind: str, pids: Collection[int]) -> str:
     match kind:
         case "child":
-            return f"trainings in {_count(len(pids), 'child process', 'child processes')}"
+            return f"trainings in {counted(len(pids), 'child process', 'child processes')}"
         case "thread":
             return "trainings in further threads"
         case _:
@@ -220,7 +220,7 @@ def left_over_line(
         )
         return f"the rules did not finish reading this run within {drain_s:g} s; {how}"
     names = plain_line(", ".join(sorted({delivery.action for delivery in open_deliveries})))
-    count = _count(len(open_deliveries), "delivery", "deliveries")
+    count = counted(len(open_deliveries), "delivery", "deliveries")
     what = f"{count} pending ({names})" if open_deliveries else "deliveries may be pending"
     command = shlex.join(["tocsin", "actions", *options])
     return f"{what} after {drain_s:g} s; to finish, run `{command}`"
@@ -272,7 +272,3 @@ def interpreter_of(command: Sequence[str]) -> str | None:
     if first.startswith(b"#!") and b"python" in first:
         return plain_line(first[2:].decode(errors="replace"))
     return None
-
-
-def _count(number: int, one: str, many: str | None = None) -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
+from tocsin.schemas.process.durable import sync
 from tocsin.schemas.records.saved_tensors import SavedTensor
 from tocsin.schemas.store_paths import TENSORS, quoted, run_folder
 
@@ -216,9 +217,9 @@ class TensorFiles:
         try:
             tensors = job.copied.write(made)
             size_bytes = made.stat().st_size
-            _sync(made)
+            sync(made)
             made.replace(target)
-            _sync(target.parent)
+            sync(target.parent)
         finally:
             with contextlib.suppress(OSError):
                 made.unlink(missing_ok=True)
@@ -251,11 +252,3 @@ class TensorFiles:
             **self._options,
         )
         return store
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

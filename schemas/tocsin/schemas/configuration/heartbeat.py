@@ -9,11 +9,12 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, Field
 
 from tocsin.schemas.configuration.sections import Section
-from tocsin.schemas.configuration.values import Duration, SecretRef, UrlOrSecret, format_duration
+from tocsin.schemas.configuration.values import Duration, SecretRef, UrlOrSecret, between
 
 SENDER: Final = "{sender}"
 """In a URL, the place of the sender's name."""
 
+# A worker with nothing to do makes a round each second: within less it may make none.
 SHORTEST: Final = timedelta(seconds=2)
 LONGEST: Final = timedelta(hours=1)
 
@@ -23,13 +24,6 @@ _PLACE: Final = re.compile(r"\{[^}]*\}?")
 def _url(value: str | SecretRef) -> str | SecretRef:
     if isinstance(value, str) and set(_PLACE.findall(value)) - {SENDER}:
         raise ValueError(f"expected no other placeholder than {SENDER}")
-    return value
-
-
-def _every(value: timedelta) -> timedelta:
-    # A worker with nothing to do makes a round each second: within less it may make none.
-    if not SHORTEST <= value <= LONGEST:
-        raise ValueError(f"expected {format_duration(SHORTEST)} to {format_duration(LONGEST)}")
     return value
 
 
@@ -45,7 +39,7 @@ class HeartbeatConfig(Section):
     )
     """Where to post. `{sender}` stands for the name of the worker or run: `rules@HOST`,
     `actions@HOST` (with the port of `--http`, if there is one) or `run@ID`."""
-    every: Annotated[Duration, AfterValidator(_every)] = Field(
+    every: Annotated[Duration, AfterValidator(between(SHORTEST, LONGEST))] = Field(
         default=timedelta(seconds=60), examples=["60s"]
     )
     """How often, 2s to 1h. Nothing is sent if the last round of a worker is longer ago. Unit: a

@@ -12,10 +12,11 @@ from pydantic import AfterValidator, Field
 from tocsin.schemas.configuration.capture import CaptureConfig
 from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.sections import Section
-from tocsin.schemas.configuration.values import Duration, Size, format_duration
+from tocsin.schemas.configuration.values import Duration, Size, between
 
 BUCKETS: Final = ("s3://", "gs://", "az://")
 
+# The bus keeps telemetry for a day; what is not in a file by then is lost.
 SHORTEST: Final = timedelta(seconds=1)
 LONGEST: Final = timedelta(hours=6)
 
@@ -35,13 +36,6 @@ def _url(value: str) -> str:
 def _endpoint(value: str) -> str:
     if not value.startswith(("http://", "https://")) or "@" in value or " " in value:
         raise ValueError("expected a URL like https://minio.example.com:9000, without a password")
-    return value
-
-
-def _every(value: timedelta) -> timedelta:
-    # The bus keeps telemetry for a day; what is not in a file by then is lost.
-    if not SHORTEST <= value <= LONGEST:
-        raise ValueError(f"expected {format_duration(SHORTEST)} to {format_duration(LONGEST)}")
     return value
 
 
@@ -74,7 +68,7 @@ class StoreConfig(Section):
     """URL of a service that is compatible with S3. Absent: AWS, or `AWS_ENDPOINT_URL`."""
     region: str | None = Field(default=None, max_length=64, examples=["eu-central-1"])
     """Region of the bucket. Absent: that of the environment."""
-    every: Annotated[Duration, AfterValidator(_every)] = Field(
+    every: Annotated[Duration, AfterValidator(between(SHORTEST, LONGEST))] = Field(
         default=timedelta(minutes=5), examples=["5m"], validate_default=True
     )
     """How long numbers of a live run wait for their file, 1s to 6h. Until then they are on the bus,

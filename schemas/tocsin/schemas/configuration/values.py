@@ -6,7 +6,7 @@ Each is an annotated type for a pydantic field. A number without its unit is ref
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -110,6 +110,17 @@ def format_size(value: int) -> str:
         if value and value % size == 0:
             return f"{value // size}{unit}"
     return f"{value}B"
+
+
+def between(shortest: timedelta, longest: timedelta) -> Callable[[timedelta], timedelta]:
+    """A check of a duration, for a field of it. It raises ValueError."""
+
+    def check(value: timedelta) -> timedelta:
+        if not shortest <= value <= longest:
+            raise ValueError(f"expected {format_duration(shortest)} to {format_duration(longest)}")
+        return value
+
+    return check
 
 
 def parse_name(value: object) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from tocsin.schemas.process.durable import sync
 from tocsin.schemas.process.private_folders import make_private
 from tocsin.store.errors import StoreUnavailable, UnusableStore
 from tocsin.store.storage.port import Content, Overtaken
@@ -73,12 +74,12 @@ class LocalStorage:
         with self._errors():
             target = self._made(path)
             try:
-                _sync(made)
+                sync(made)
                 made.replace(target)
             except OSError:
                 made.unlink(missing_ok=True)
                 raise
-            _sync(target.parent)
+            sync(target.parent)
 
     def local(self, path: str) -> Path:
         """See `Storage`."""
@@ -147,7 +148,7 @@ class LocalStorage:
             target.parent.mkdir(parents=True, exist_ok=True)
             # A folder's name is an entry of the one above it.
             for folder in target.parent.parents:
-                _sync(folder)
+                sync(folder)
                 if folder == self.folder:
                     break
         return target
@@ -183,14 +184,6 @@ class LocalStorage:
 
 def _version(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

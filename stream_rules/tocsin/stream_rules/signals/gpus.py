@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,11 +49,18 @@ class Gpu:
 
     def memory_percent(self) -> Doubles | None:
         """How much of its memory is in use, float64[samples]; NaN where the size is not known."""
-        used, total = self.column("memory_used_bytes"), self.column("memory_total_bytes")
-        if used is None or total is None:
-            return None
-        with np.errstate(all="ignore"):
-            return np.where(total > 0, 100 * used / total, np.nan)
+        return memory_percent(self.column)
+
+
+def memory_percent(column: Callable[[str], Doubles | None]) -> Doubles | None:
+    """How much of a GPU's memory is in use, float64[samples], from its columns; NaN where the size
+    is not known, None where it is not sampled.
+    """
+    used, total = column("memory_used_bytes"), column("memory_total_bytes")
+    if used is None or total is None:
+        return None
+    with np.errstate(all="ignore"):
+        return np.where(total > 0, 100 * used / total, np.nan)
 
 
 def gpus_with(frame: SystemFrame, *columns: str) -> Iterator[Gpu]:

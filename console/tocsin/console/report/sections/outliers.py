@@ -10,13 +10,12 @@ from tocsin.console.charts import Line, line_chart, value_text
 from tocsin.console.report.numbers import Floats, RunNumbers, Steps, StepTimes
 from tocsin.console.report.section import Figure, Section, Table, not_captured
 from tocsin.console.report.sections.shared import (
-    counted,
     remedies,
     reported,
     step_marks,
     worst,
 )
-from tocsin.schemas.text import share_text
+from tocsin.schemas.text import counted, share_text
 
 KEY: Final = "outliers"
 _TITLE: Final = "Outliers"

@@ -8,11 +8,11 @@ from typing import Final
 from tocsin.console.charts import Bar, bar_chart
 from tocsin.console.report.numbers import RunNumbers
 from tocsin.console.report.section import Figure, Section, Table, not_captured
-from tocsin.console.report.sections.shared import HOW_JUDGED, NOT_JUDGED, counted, worst
+from tocsin.console.report.sections.shared import HOW_JUDGED, NOT_JUDGED, worst
 from tocsin.console.views.rule_status import in_a_line
 from tocsin.schemas.records.issues import SEVERITIES, IssueFiring, Severity
 from tocsin.schemas.records.run_view import RuleStatus
-from tocsin.schemas.text import plain_line
+from tocsin.schemas.text import counted, plain_line
 from tocsin.stream_rules.catalogue import Catalogue, built_in
 
 KEY: Final = "rules_summary"

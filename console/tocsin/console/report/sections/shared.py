@@ -92,12 +92,7 @@ def remedies(issues: Sequence[IssueFiring]) -> str:
     return " ".join(dict.fromkeys(plain_line(issue.remedy) for issue in issues if issue.remedy))
 
 
-def counted(number: int, one: str, many: str = "") -> str:
-    """`1 step`, `1,200 steps`."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
 __all__ = [
-    "HOW_JUDGED", "NOT_JUDGED", "STATISTICS", "box_of", "counted", "numbered", "remedies",
+    "HOW_JUDGED", "NOT_JUDGED", "STATISTICS", "box_of", "numbered", "remedies",
     "reported", "statistics", "statistics_table", "step_marks", "time_marks", "worst",
 ]  # fmt: skip

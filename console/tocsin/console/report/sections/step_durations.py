@@ -10,13 +10,13 @@ from tocsin.console.charts import Line, histogram, line_chart, value_text
 from tocsin.console.report.numbers import Floats, RunNumbers
 from tocsin.console.report.section import Figure, Section, not_captured
 from tocsin.console.report.sections.shared import (
-    counted,
     remedies,
     reported,
     statistics_table,
     step_marks,
     worst,
 )
+from tocsin.schemas.text import counted
 
 KEY: Final = "step_durations"
 _TITLE: Final = "Step durations"

@@ -9,9 +9,9 @@ import numpy as np
 from tocsin.console.charts import Bar, Line, share_bar, stacked_chart, value_text
 from tocsin.console.report.numbers import PHASES, REST, RunNumbers, StepTimes
 from tocsin.console.report.section import Figure, Section, Table, not_captured
-from tocsin.console.report.sections.shared import counted, step_marks
+from tocsin.console.report.sections.shared import step_marks
 from tocsin.schemas.records.runs import PhaseMark
-from tocsin.schemas.text import plain_line, share_text
+from tocsin.schemas.text import counted, plain_line, share_text
 
 KEY: Final = "framework_metrics"
 _TITLE: Final = "Framework metrics"

@@ -7,11 +7,10 @@ from typing import Final
 
 from tocsin.console.report.numbers import RunNumbers
 from tocsin.console.report.section import Paragraph, Section, Table
-from tocsin.console.report.sections.shared import counted
 from tocsin.console.views.stop_history import history_lines, stop_history
 from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.deliveries import Delivery
-from tocsin.schemas.text import plain_line, time_text
+from tocsin.schemas.text import counted, plain_line, time_text
 
 KEY: Final = "stop"
 _TITLE: Final = "The stop, and who was notified"

@@ -9,7 +9,8 @@ import numpy as np
 from tocsin.console.charts import Line, line_chart, value_text
 from tocsin.console.report.numbers import RunNumbers
 from tocsin.console.report.section import Figure, Section, not_captured
-from tocsin.console.report.sections.shared import counted, step_marks
+from tocsin.console.report.sections.shared import step_marks
+from tocsin.schemas.text import counted
 from tocsin.store import Series
 
 _MAX_LINES: Final = 6
