@@ -19,10 +19,10 @@ from typing import Final, Literal
 import psutil
 from pydantic import Field
 
-from tocsin.emitter.process.identity import Who
 from tocsin.schemas.exit_codes import SIGNALLED
 from tocsin.schemas.records.events import Data, Model, clip
 from tocsin.schemas.records.fields import Id, Incarnation
+from tocsin.schemas.records.frames import Who
 from tocsin.schemas.records.stops.commands import StopEscalated, StopExited
 
 KILLED_S: Final = 10.0

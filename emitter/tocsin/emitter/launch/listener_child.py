@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 from tocsin.emitter.launch.helper_child import Child
-from tocsin.emitter.process.identity import who_speaks
 from tocsin.emitter.stop import datagrams
 from tocsin.schemas.process.own_python import python_command
 from tocsin.schemas.records.frames import Speaker
@@ -34,7 +33,7 @@ class ListenerChild(Child):
         endpoint = datagrams.Endpoint(folder / datagrams.LAUNCHER_SOCKET)
         try:
             command = [*python_command(MODULE), "--bus", bus_url, "--prefix", prefix]
-            command += ["--speaker", json.dumps(who_speaks(speaker))]
+            command += ["--speaker", json.dumps(speaker.fields)]
             command += ["--socket", str(endpoint.path), "--socket-fd", str(endpoint.fileno())]
             passed = [endpoint.fileno()]
             if orders is not None:

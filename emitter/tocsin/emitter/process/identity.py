@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, TypedDict
+from typing import Final
 
 from tocsin.emitter.process import runtime_folder, scheduler
 from tocsin.emitter.process.environment import JOB_ID, LAUNCHER, RUN_ID, RUNTIME_DIR
@@ -42,25 +42,6 @@ _JOB_POD: Final = re.compile(
 
 _begun: Final[Counter[tuple[str, int, int]]] = Counter()
 """Trainings that this process has begun, by job, restart count and rank."""
-
-
-class Who(TypedDict):
-    """The fields that each event of a rank begins with."""
-
-    run_id: str
-    incarnation: str
-    rank: int
-    world_size: int
-
-
-def who_speaks(speaker: Speaker) -> Who:
-    """The sender of an event, as frames name it."""
-    return {
-        "run_id": speaker.run_id,
-        "incarnation": speaker.incarnation,
-        "rank": speaker.rank,
-        "world_size": speaker.world_size,
-    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

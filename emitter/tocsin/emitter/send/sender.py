@@ -25,7 +25,6 @@ from typing import Final
 
 from tocsin.bus.port import Outgoing, Outlet
 from tocsin.emitter.process.forks import forks
-from tocsin.emitter.process.identity import who_speaks
 from tocsin.emitter.process.isolation import from_signal
 from tocsin.emitter.process.stderr import print_line
 from tocsin.emitter.send.bus_connection import CLOSE_S, BusLink, advice
@@ -418,7 +417,7 @@ class Sender:
         self._degraded.add(probe)
         reason = clip(f"{type(error).__name__}: {error}", 500)
         self._tell(f"{probe} has failed ({reason}); the training continues")
-        who = who_speaks(self._address.speaker)
+        who = self._address.speaker.fields
         self.publish(CaptureDegraded(**who, probe=clip(probe, 100), reason=reason))
 
     async def _beat(self) -> None:

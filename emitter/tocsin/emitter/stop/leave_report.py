@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, Literal
 
-from tocsin.emitter.process.identity import who_speaks
 from tocsin.emitter.process.isolation import from_signal
 from tocsin.emitter.process.stderr import print_line
 from tocsin.emitter.stop import saving
@@ -159,7 +158,7 @@ class LeaveReport:
     def _emit_left(
         self, command: StopRequested, edge: str, step: int, choice: saving.Choice
     ) -> None:
-        who = who_speaks(self._speaker)
+        who = self._speaker.fields
         if self._speaker.rank == 0 or choice.decision == "not_saved":
             self._emit(self._chosen(command, choice, step))
         self._emit(
@@ -177,7 +176,7 @@ class LeaveReport:
         elif choice.decision == "protected":
             checkpoint = command.last_good_checkpoint
         return StopCheckpoint(
-            **who_speaks(self._speaker), command_id=command.command_id, issue_id=command.issue_id,
+            **self._speaker.fields, command_id=command.command_id, issue_id=command.issue_id,
             decision=choice.decision, checkpoint=checkpoint, reason=clip(choice.reason, 500),
         )  # fmt: skip
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from tocsin.bus.port import EARLIEST, Bus, BusError, Partition, Reader, Record, RunBus
-from tocsin.emitter.process.identity import Who, who_speaks
 from tocsin.emitter.process.process_group import process_lives
 from tocsin.emitter.process.stderr import print_line
 from tocsin.emitter.stop import before_update, datagrams
@@ -43,7 +42,7 @@ from tocsin.emitter.stop.verification import (
 )
 from tocsin.schemas.errors import RecordError, SignatureError
 from tocsin.schemas.monotonic_clock import unix_ms
-from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.frames import Speaker, Who
 from tocsin.schemas.records.stops.commands import StopAcknowledged, StopRequested
 from tocsin.schemas.records.wire import read_signature
 from tocsin.schemas.stops_switch import StopsSwitch
@@ -318,7 +317,7 @@ class ThreadListener:
         return asked and heard and not facts.stops_off and bool(len(facts.keys))
 
     def _who(self, incarnation: str) -> Who:
-        return {**who_speaks(self._speaker), "incarnation": incarnation}
+        return {**self._speaker.fields, "incarnation": incarnation}
 
     def _run(self) -> None:
         try:

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 
-from tocsin.emitter.process.identity import Who, who_speaks
 from tocsin.emitter.stop import before_update, datagrams, saving
 from tocsin.emitter.stop.exception import StopTraining, taken_over
 from tocsin.emitter.stop.leave_report import Edge, Emit, Flush, LeaveReport
@@ -35,7 +34,7 @@ from tocsin.emitter.stop.verification import (
 )
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.events import clip
-from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.frames import Speaker, Who
 from tocsin.schemas.records.runs import CaptureDegraded
 from tocsin.schemas.records.stops.commands import StopAcknowledged, StopRefused, StopRequested
 
@@ -247,7 +246,7 @@ class Rank:
         self._socket.close(self.step)
 
     def _who(self) -> Who:
-        return who_speaks(self.speaker)
+        return self.speaker.fields
 
     def _take(self, message: datagrams.Message) -> None:
         if message["kind"] == "stop":

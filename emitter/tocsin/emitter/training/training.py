@@ -32,7 +32,7 @@ from tocsin.emitter.process.environment import (
     PREFIX,
     parse_labels,
 )
-from tocsin.emitter.process.identity import Identity, Who, who_speaks
+from tocsin.emitter.process.identity import Identity
 from tocsin.emitter.process.isolation import Isolation, switched_off
 from tocsin.emitter.process.run_queue import RunQueue
 from tocsin.emitter.process.scheduler import scheduler_of
@@ -46,7 +46,7 @@ from tocsin.emitter.stop.leave_report import Edge
 from tocsin.schemas.monotonic_clock import unix_ms, unix_us
 from tocsin.schemas.records.checkpoints import Checkpoint, CheckpointWritten
 from tocsin.schemas.records.events import Data, clip
-from tocsin.schemas.records.frames import TensorFrame
+from tocsin.schemas.records.frames import TensorFrame, Who
 from tocsin.schemas.records.program_facts import TrainingPlanned
 from tocsin.schemas.records.runs import (
     CaptureDegraded,
@@ -141,7 +141,7 @@ class Training:
     @property
     def who(self) -> Who:
         """The fields that each event of a run begins with."""
-        return who_speaks(self.speaker)
+        return self.speaker.fields
 
     @property
     def last_step(self) -> int | None:

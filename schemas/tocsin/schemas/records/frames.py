@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from json.encoder import encode_basestring
-from typing import Annotated, Any, ClassVar, Final, Self
+from typing import Annotated, ClassVar, Final, Self, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -119,6 +119,15 @@ class SystemHeader(TelemetryHeader):
     )
 
 
+class Who(TypedDict):
+    """The fields that each event of a rank begins with."""
+
+    run_id: str
+    incarnation: str
+    rank: int
+    world_size: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speaker:
     """Which rank of which incarnation of which run says it."""
@@ -127,6 +136,16 @@ class Speaker:
     incarnation: str
     rank: int = 0
     world_size: int = 1
+
+    @property
+    def fields(self) -> Who:
+        """As frames and events name it."""
+        return {
+            "run_id": self.run_id,
+            "incarnation": self.incarnation,
+            "rank": self.rank,
+            "world_size": self.world_size,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -218,7 +237,7 @@ class TensorFrame:
         _floats(arrays, "values", (rows, len(self.columns)), ValueError)
         _counts(arrays, "counts", (rows, len(self.count_columns)), ValueError)
         header = TensorHeader(
-            **_speaker_fields(self.speaker),
+            **self.speaker.fields,
             step=self.step,
             mode=self.mode,
             collection=self.collection,
@@ -356,7 +375,7 @@ class StepFrame:
         _counts(arrays, "steps", (n,), ValueError)
         _counts(arrays, "at_us", (n,), ValueError)
         _floats(arrays, "values", (n, len(self.columns)), ValueError)
-        header = StepHeader(**_speaker_fields(self.speaker), mode=self.mode, columns=self.columns)
+        header = StepHeader(**self.speaker.fields, mode=self.mode, columns=self.columns)
         return encode_frame(header, arrays)
 
     @classmethod
@@ -405,7 +424,7 @@ class SystemFrame:
         arrays: dict[str, Array] = {"at_us": self.at_us, "values": self.values}
         _counts(arrays, "at_us", (n,), ValueError)
         _block(arrays, "values", (n, len(self.columns)), np.float64, ValueError)
-        header = SystemHeader(**_speaker_fields(self.speaker), node=self.node, columns=self.columns)
+        header = SystemHeader(**self.speaker.fields, node=self.node, columns=self.columns)
         return encode_frame(header, arrays)
 
     @classmethod
@@ -424,15 +443,6 @@ class SystemFrame:
 
 
 Frame = TensorFrame | StepFrame | SystemFrame
-
-
-def _speaker_fields(speaker: Speaker) -> dict[str, Any]:
-    return {
-        "run_id": speaker.run_id,
-        "incarnation": speaker.incarnation,
-        "rank": speaker.rank,
-        "world_size": speaker.world_size,
-    }
 
 
 def _speaker(header: TelemetryHeader) -> Speaker:
