@@ -7,7 +7,6 @@ the full one are rendered here, from the catalogue.
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Iterable, Iterator
 from importlib.resources import files
@@ -18,9 +17,6 @@ from tocsin.console.configuration.field_texts import field_texts
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.stream_rules.catalogue import Catalogue, built_in
 from tocsin.stream_rules.rule import AnyRule
-
-EXAMPLE: Final = re.compile(r"^( *)#(?! \S)(?=.)", re.MULTILINE)
-"""The mark of a line that is an example; removing it, all but the indentation, uncomments it."""
 
 _WIDTH: Final = 100
 
@@ -52,11 +48,6 @@ def write_config(path: Path, *, full: bool = False) -> None:
         ) from None
     except OSError as error:
         raise ConfigurationError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def uncomment(text: str) -> str:
-    """The text with all examples in use."""
-    return EXAMPLE.sub(r"\1", text)
 
 
 def severity_text(rule: type[AnyRule]) -> str:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 from tocsin.console.charts import style_source, stylesheet
 from tocsin.console.report.report import Report
-from tocsin.console.report.section import Section
 from tocsin.schemas.errors import require_extra
 from tocsin.schemas.text import plain_line, time_text
 
@@ -41,15 +40,6 @@ def to_html(report: Report) -> str:
     return template.render(
         report=report, style=style, policy=policy, labels=LABELS, made=time_text(report.made_ms)
     )
-
-
-def section_html(section: Section, level: int = 2) -> str:
-    """One section as a fragment, with headings from that level on; classes as in `report.css`.
-
-    Raises MissingExtra: jinja2 is not installed.
-    """
-    module = _environment().get_template("section.html.jinja").module
-    return str(module.section(section, level, LABELS))  # type: ignore[attr-defined]
 
 
 @functools.cache

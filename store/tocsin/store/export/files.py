@@ -25,8 +25,6 @@ from tocsin.store.run import Run
 
 Format = Literal["csv", "jsonl", "parquet"]
 
-FORMATS: Final[tuple[Format, ...]] = ("csv", "jsonl", "parquet")
-
 _BATCH: Final = 50_000
 
 

@@ -11,15 +11,14 @@ import jsonschema
 import pytest
 from pydantic import BaseModel
 
+from support.config_examples import EXAMPLE, uncomment
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.targets.registry import TargetKinds
 from tocsin.console.configuration.editor_schema import editor_schema
 from tocsin.console.configuration.field_texts import field_texts
 from tocsin.console.configuration.init import (
-    EXAMPLE,
     config_text,
     first_text,
-    uncomment,
     write_config,
 )
 from tocsin.console.context import section_registry

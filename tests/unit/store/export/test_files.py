@@ -6,6 +6,7 @@ import csv
 import json
 import math
 from pathlib import Path
+from typing import get_args
 
 import duckdb
 import pandas as pd
@@ -13,12 +14,12 @@ import pytest
 
 from tocsin.store import Run
 from tocsin.store.errors import StoreUnavailable
-from tocsin.store.export.files import FORMATS, Format, export_files
+from tocsin.store.export.files import Format, export_files
 
 TABLES = {"runs", "issues", "deliveries", "steps", "tensors", "system"}
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", get_args(Format))
 def test_each_table_is_a_file_with_all_rows(run: Run, tmp_path: Path, form: Format) -> None:
     counts = export_files(run, tmp_path / "new", form)
     assert {path.name for path in counts} == {f"{table}.{form}" for table in TABLES}
