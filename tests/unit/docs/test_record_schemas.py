@@ -11,12 +11,12 @@ import jsonschema
 import pytest
 from pydantic import BaseModel
 
+from record_schemas import as_text, json_schemas, write_json_schemas
 from tocsin.schemas.records.events import EVENT_TYPES, Event
-from tocsin.schemas.records.json_schemas import as_text, json_schemas, write_json_schemas
 
-REPOSITORY = Path(__file__).parents[4]
+REPOSITORY = Path(__file__).parents[3]
 COMMITTED = REPOSITORY / "docs" / "schemas"
-COMMAND = "python -m tocsin.schemas.records.json_schemas docs/schemas"
+COMMAND = "python tools/docs/record_schemas.py docs/schemas"
 SCHEMAS = json_schemas()
 GOLDEN = REPOSITORY / "tests" / "golden"
 

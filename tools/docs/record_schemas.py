@@ -1,6 +1,6 @@
 """JSON Schemas of all records, for readers in other languages.
 
-`python -m tocsin.schemas.records.json_schemas FOLDER` writes one file for each name. Frames and
+`python tools/docs/record_schemas.py FOLDER` writes one file for each name. Frames and
 snapshots are binary: what their files describe is the JSON header that begins them.
 """
 
@@ -83,5 +83,5 @@ def _schema(model: type[BaseModel], title: str) -> JsonDict:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python -m tocsin.schemas.records.json_schemas FOLDER")
+        sys.exit("usage: python tools/docs/record_schemas.py FOLDER")
     write_json_schemas(Path(sys.argv[1]))
