@@ -20,7 +20,7 @@ from tocsin.schemas.records.frames import (
     STATISTIC_COLUMNS,
     Counts,
     Floats,
-    Speaker,
+    RecordOrigin,
     TensorFrame,
 )
 
@@ -35,7 +35,7 @@ def summary() -> TensorFrame:
     values = random.standard_normal((TENSORS, len(STATISTIC_COLUMNS))).astype(np.float32)
     values[7, 0], values[8, 1] = math.nan, math.inf
     return TensorFrame(
-        speaker=Speaker(
+        origin=RecordOrigin(
             run_id="gpt-2026-11-21", incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11"
         ),
         step=1200,

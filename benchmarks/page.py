@@ -42,7 +42,7 @@ from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing, Partition, Producer
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.monotonic_clock import unix_ms
-from tocsin.schemas.records.frames import Counts, Floats, Speaker, StepFrame
+from tocsin.schemas.records.frames import Counts, Floats, RecordOrigin, StepFrame
 from tocsin.schemas.records.run_view import RankView, RunView
 from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import telemetry_partition
@@ -257,7 +257,7 @@ def seen(run_id: str, step: int) -> RunView:
 def frame_record(run_id: str, steps: Counts, values: Floats, columns: Sequence[str]) -> Outgoing:
     """Scalars of some steps."""
     frame = StepFrame(
-        speaker=Speaker(run_id=run_id, incarnation=incarnation(run_id)),
+        origin=RecordOrigin(run_id=run_id, incarnation=incarnation(run_id)),
         steps=steps, at_us=(unix_ms() * 1000 + steps).astype(np.uint64), columns=tuple(columns),
         values=values,
     )  # fmt: skip

@@ -34,7 +34,7 @@ from pathlib import Path
 from tocsin.emitter.node.gpus import Gpus
 from tocsin.emitter.node.proc_files import ROOT
 from tocsin.emitter.node.sampler import Node, Packer, Sampler
-from tocsin.schemas.records.frames import Speaker, SystemFrame
+from tocsin.schemas.records.frames import RecordOrigin, SystemFrame
 
 WORKERS = 8
 WARM_S = 6.0
@@ -88,7 +88,7 @@ async def measure(interval_s: float, cores: int, job_pid: int, seconds: float) -
             frame.encode()
             frames.append(frame)
 
-        packer = Packer(Speaker(run_id="r", incarnation="i"), "n", interval_s=interval_s)
+        packer = Packer(RecordOrigin(run_id="r", incarnation="i"), "n", interval_s=interval_s)
         task = asyncio.create_task(Sampler.for_job(node, packer, send, interval_s=interval_s).run())
         await asyncio.sleep(WARM_S)
         before_s, at_s = time.process_time(), time.monotonic()

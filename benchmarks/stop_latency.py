@@ -156,7 +156,7 @@ def note(record: Record, stops: dict[str, Stop]) -> None:
         bad = value.column("gradient_nonfinite")
         if bad is None or not (bad > 0).any():
             return
-        hop, incarnation = "evidence", value.speaker.incarnation
+        hop, incarnation = "evidence", value.origin.incarnation
         over_us = value.at_us[int((bad > 0).argmax())]
         if (stop := stops.get(incarnation)) is not None:
             stop.at.setdefault("shown", over_us / 1e3 - stop.fault_s * 1e3)

@@ -43,7 +43,7 @@ def train(number: int) -> str:
     found = {kind: (int(step), float(at)) for kind, step, at in _TIME.findall(out.getvalue())}
     training = run._session.training
     line = {
-        "incarnation": "" if training is None else training.speaker.incarnation,
+        "incarnation": "" if training is None else training.origin.incarnation,
         "fault_s": found["fault"][1],
         "left_s": found["left"][1],
         "steps": found["left"][0] - found["fault"][0],

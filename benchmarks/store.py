@@ -25,7 +25,7 @@ from tocsin.bus.port import Partition, Record
 from tocsin.schemas.records.frames import (
     COUNT_COLUMNS,
     STATISTIC_COLUMNS,
-    Speaker,
+    RecordOrigin,
     TensorFrame,
 )
 from tocsin.schemas.records.wire import meta_of
@@ -61,7 +61,7 @@ def records(steps: int) -> Iterator[Record]:
         values *= np.exp(0.02 * random.standard_normal(values.shape))
         counts[:, 1] = random.integers(0, 50, TENSORS)
         frame = TensorFrame(
-            speaker=Speaker(run_id=RUN, incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11"),
+            origin=RecordOrigin(run_id=RUN, incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11"),
             step=10 * step,
             collection="gradients",
             rows=NAMES,

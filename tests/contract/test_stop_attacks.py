@@ -24,7 +24,7 @@ from tocsin.emitter.stop.listener import ThreadListener
 from tocsin.emitter.stop.verification import SKEW_MS, SignedCommand
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.events import Data
-from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.frames import RecordOrigin
 from tocsin.schemas.records.stops.commands import StopExpired, StopRefused
 from tocsin.schemas.topics import Topics
 
@@ -148,7 +148,7 @@ def listening(world: World, topics: Topics, signer: StopSigner, folder: Path) ->
     listener = ThreadListener(
         world.bus,
         topics,
-        Speaker(run_id=RUN, incarnation=INCARNATION),
+        RecordOrigin(run_id=RUN, incarnation=INCARNATION),
         said.append,
         datagrams.Endpoint(folder / datagrams.LAUNCHER_SOCKET),
         environ={"TOCSIN_STOP_KEYS": str(keys)},

@@ -220,10 +220,10 @@ def test_only_the_rank_with_the_bad_batch_names_local_gradients(tmp_path: Path) 
     assert sorted(s.rank for s in found.of(RunStarted)) == [0, 1]
     assert len({s.incarnation for s in found.of(RunStarted)}) == 1
     local = [f for f in found.frames if f.collection == "local_gradients"]
-    assert {f.speaker.rank for f in local if f.step == 2} == {1}
+    assert {f.origin.rank for f in local if f.step == 2} == {1}
     (first,) = [f for f in local if f.step == 2]
     assert set(first.rows) == {"weight", "bias"}
-    bad = [f.speaker.rank for f in found.frames if f.collection == "gradients" and f.step == 2]
+    bad = [f.origin.rank for f in found.frames if f.collection == "gradients" and f.step == 2]
     assert sorted(bad) == [0, 1]
 
 

@@ -99,7 +99,7 @@ def test_a_run_that_registers_is_sampled_until_it_leaves(
         assert agent.wait(30) == 0
     assert b"samples for run gpt-1" in log
     assert list((tmp_path / "node").iterdir()) == []
-    assert {frame.speaker.incarnation for frame in found} == {"i1"}
+    assert {frame.origin.incarnation for frame in found} == {"i1"}
     assert len(found[-1].at_us) > 1
 
 
@@ -112,7 +112,7 @@ def test_a_run_by_name_is_found_on_the_bus(tmp_path: Path, environ: dict[str, st
         found = asyncio.run(samples_with(tmp_path, "gpt-2", {"cpu.percent"}))
         agent.send_signal(signal.SIGINT)
         assert agent.wait(30) == 0
-    assert {frame.speaker.incarnation for frame in found} == {"i7"}
+    assert {frame.origin.incarnation for frame in found} == {"i7"}
 
 
 def test_an_interval_that_is_none_is_said(tmp_path: Path) -> None:

@@ -26,18 +26,18 @@ from tocsin.emitter.send.bus_connection import CLOSE_S
 from tocsin.emitter.send.encoding import Address
 from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.send.sender import Sender
-from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.frames import RecordOrigin
 from tocsin.schemas.records.runs import RunEnded
 from tocsin.schemas.topics import Topics
 
-SPEAKER = Speaker(run_id="r1", incarnation="i1")
+ORIGIN = RecordOrigin(run_id="r1", incarnation="i1")
 
 
 def make(
     opener: Callable[[], Bus], told: list[str], *, prefix: str = "tocsin", create: bool = False
 ) -> Sender:
     address = Address(
-        topics=Topics(prefix), speaker=SPEAKER, source="/runs/r1/ranks/0", create_topics=create
+        topics=Topics(prefix), origin=ORIGIN, source="/runs/r1/ranks/0", create_topics=create
     )
     made = Sender(opener, address, tell=told.append)
     made.start()

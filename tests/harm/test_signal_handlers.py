@@ -23,7 +23,7 @@ from support.captured import captured
 from tocsin.emitter.process.isolation import Isolation
 from tocsin.emitter.stop import exit_points
 from tocsin.emitter.stop.leave_report import Edge
-from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.frames import RecordOrigin
 
 _HERE = "/tocsin/emitter/"
 
@@ -94,7 +94,7 @@ def test_our_own_error_is_none_of_theirs_though_it_holds_frames() -> None:
 
 def test_it_passes_an_edge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TOCSIN_RUNTIME_DIR", str(tmp_path))
-    rank = exit_points.started(Speaker(run_id="r1", incarnation="i1"), lambda data: None)
+    rank = exit_points.started(RecordOrigin(run_id="r1", incarnation="i1"), lambda data: None)
 
     def at_edge(edge: Edge, step: int) -> None:
         strike()

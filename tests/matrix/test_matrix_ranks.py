@@ -81,7 +81,7 @@ def test_ddp_under_torchrun(launch: Launch) -> None:
         assert rows_of(found, rank)[1]["micro_batches"] == 2
     # After the reduce all gradients are NaN on both ranks: whose they were was seen before it.
     local = [f for f in found.frames if f.collection == "local_gradients"]
-    assert {(f.speaker.rank, f.step) for f in local} == {(1, STEPS - 1)}
+    assert {(f.origin.rank, f.step) for f in local} == {(1, STEPS - 1)}
     (issue,) = [i for i in issues_of(records(launch.folder), "nonfinite") if i.state == "firing"]
     assert issue.first_step == STEPS - 1
 
@@ -106,7 +106,7 @@ def test_fsdp2(launch: Launch) -> None:
     (one, other) = (f for f in found.frames if (f.collection, f.step) == ("gradients", 2))
     for frame in (one, other):
         names = ("2.bias", "2.weight", "0.bias", "0.weight")
-        assert frame.rows == tuple(f"{name}@shard{frame.speaker.rank}" for name in names)
+        assert frame.rows == tuple(f"{name}@shard{frame.origin.rank}" for name in names)
     counts = one.count("numel"), other.count("numel")
     assert counts[0] is not None
     assert counts[1] is not None

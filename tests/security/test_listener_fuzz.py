@@ -40,7 +40,7 @@ from tocsin.emitter.stop.processes import Members
 from tocsin.emitter.stop.rank import Rank
 from tocsin.emitter.stop.verification import SignedCommand
 from tocsin.schemas.records.events import Data
-from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.frames import RecordOrigin
 from tocsin.schemas.records.stops.commands import StopAcknowledged
 from tocsin.schemas.topics import Topics, issue_partition
 
@@ -215,7 +215,7 @@ def test_start(tmp_path: Path, records: list[Outgoing]) -> None:
     listener = ThreadListener(
         lambda: cast(Bus, Given(records)),
         Topics(),
-        Speaker(run_id="r1", incarnation="i1"),
+        RecordOrigin(run_id="r1", incarnation="i1"),
         lambda data: data.model_dump_json(),
         datagrams.Endpoint(tmp_path / datagrams.LAUNCHER_SOCKET),
         environ={"TOCSIN_STOP_KEYS": str(keys_in(tmp_path))},
@@ -268,7 +268,7 @@ def test_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[Data] = []
     looks: list[int] = []
     rank = Rank(
-        Speaker(run_id="r1", incarnation="i1"), said.append,
+        RecordOrigin(run_id="r1", incarnation="i1"), said.append,
         look_closer=lambda steps, reason: looks.append(steps),
     )  # fmt: skip
     path = rank.socket
@@ -299,7 +299,7 @@ def test_who_belongs_to_the_job(raw: list[bytes]) -> None:
     for message in map(datagrams.decode, raw):
         if message is not None:
             members.receive(message)
-            Speaker(run_id="r1", incarnation=members.incarnation)
+            RecordOrigin(run_id="r1", incarnation=members.incarnation)
             assert members.living(members.incarnation) is not None
             assert members.training_over() in (True, False)
             assert members.steps() >= 0

@@ -18,7 +18,7 @@ from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.service import Poison
 from tocsin.schemas.errors import MalformedRecord, RecordError
 from tocsin.schemas.records.events import Data, Event
-from tocsin.schemas.records.frames import Speaker, StepFrame
+from tocsin.schemas.records.frames import RecordOrigin, StepFrame
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.records.runs import Heartbeat, RunEnded, RunStarted
@@ -108,7 +108,7 @@ def steps(
     rank: int = 0,
 ) -> StepFrame:
     return StepFrame(
-        speaker=Speaker(run_id=run, incarnation=incarnation, rank=rank),
+        origin=RecordOrigin(run_id=run, incarnation=incarnation, rank=rank),
         steps=np.array([step], np.uint64),
         at_us=np.array([1], np.uint64),
         columns=("loss",),

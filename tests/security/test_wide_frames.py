@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 import numpy as np
 import pytest
 
-from tocsin.schemas.records.frames import Speaker, StepFrame
+from tocsin.schemas.records.frames import RecordOrigin, StepFrame
 from tocsin.schemas.records.wire import meta_of
 from tocsin.stream_rules import rule as rule_module
 from tocsin.stream_rules.engine.configured_rules import rule_specs
@@ -32,7 +32,7 @@ class Name(str):
 
 def frame(columns: tuple[str, ...]) -> StepFrame:
     return StepFrame(
-        speaker=Speaker(run_id="r", incarnation="i"),
+        origin=RecordOrigin(run_id="r", incarnation="i"),
         steps=np.array([10], np.uint64),
         at_us=np.array([1], np.uint64),
         columns=columns,

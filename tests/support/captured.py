@@ -83,7 +83,7 @@ def said(folder: Path, run_id: str = "r1") -> Said:
                             cells = dict(zip(value.columns, map(float, row), strict=True))
                             found.rows.append((int(step), value.mode, cells))
                             if value.mode == "train":
-                                found.by_rank.append((value.speaker.rank, int(step), cells))
+                                found.by_rank.append((value.origin.rank, int(step), cells))
                     else:
                         assert isinstance(value, SystemFrame)
                         found.samples.append(value)

@@ -35,7 +35,7 @@ def add(
     counted = np.column_stack(whole) if whole else np.zeros((n, 0))
     run.add(
         TensorFrame(
-            speaker=run.speaker(rank),
+            origin=run.origin(rank),
             step=step,
             collection=collection,
             rows=tuple(rows),

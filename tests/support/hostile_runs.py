@@ -14,7 +14,7 @@ from support.poison import poisoned
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import Event
-from tocsin.schemas.records.frames import Frame, Speaker, StepFrame, SystemFrame, TensorFrame
+from tocsin.schemas.records.frames import Frame, RecordOrigin, StepFrame, SystemFrame, TensorFrame
 from tocsin.schemas.records.issues import Evidence, Fact, Series
 from tocsin.schemas.records.run_view import StopView
 from tocsin.schemas.records.wire import meta_of
@@ -75,22 +75,22 @@ def hostile_records(now_ms: int) -> Sequence[Outgoing]:
         }
     )
     told = poisoned(delivery(_ISSUE, "hook", state="rejected", decided_by="x"), TEXT[:60])
-    speaker = Speaker(run_id=RUN, incarnation=seen.incarnation)
+    origin = RecordOrigin(run_id=RUN, incarnation=seen.incarnation)
     steps = np.arange(STEPS, dtype=np.uint64)
     at_us = (now_ms * 1000 + steps * 1000).astype(np.uint64)
     rows = (f"{TEXT}.weight", f"{TEXT}.bias")
     frames: list[Frame] = [
         StepFrame(
-            speaker=speaker, steps=steps, at_us=at_us, columns=("loss", f"log.{TEXT}"),
+            origin=origin, steps=steps, at_us=at_us, columns=("loss", f"log.{TEXT}"),
             values=np.ones((STEPS, 2), np.float32),
         ),
         SystemFrame(
-            speaker=speaker, node=TEXT[:200], at_us=at_us,
+            origin=origin, node=TEXT[:200], at_us=at_us,
             columns=("cpu.percent", "cpu.0.percent"), values=np.ones((STEPS, 2)),
         ),
         *(
             TensorFrame(
-                speaker=speaker, step=step, collection=f"alert{TEXT}"[:64], rows=rows,
+                origin=origin, step=step, collection=f"alert{TEXT}"[:64], rows=rows,
                 columns=("l2", f"alert{TEXT}"), values=np.ones((2, 2), np.float32),
                 count_columns=(), counts=np.ones((2, 0), np.uint64),
             )

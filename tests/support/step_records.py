@@ -8,7 +8,7 @@ import numpy as np
 
 from support.issue_records import NOW_MS, TOPICS, incarnation
 from tocsin.bus.port import Outgoing, Partition, Record
-from tocsin.schemas.records.frames import Mode, Speaker, StepFrame
+from tocsin.schemas.records.frames import Mode, RecordOrigin, StepFrame
 from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import telemetry_partition
 
@@ -24,7 +24,7 @@ def written_steps(
 ) -> Outgoing:
     """One frame with one column: step -> value."""
     frame = StepFrame(
-        speaker=Speaker(run_id=run, incarnation=incarnation(run, training), rank=rank),
+        origin=RecordOrigin(run_id=run, incarnation=incarnation(run, training), rank=rank),
         steps=np.array(list(values), np.uint64),
         at_us=np.zeros(len(values), np.uint64),
         columns=(column,),

@@ -51,7 +51,7 @@ def expected_rows(records: Iterable[Record]) -> Rows:
         match frame:
             case StepFrame():
                 found.update(
-                    ("steps", "", int(step), frame.speaker.rank, frame.mode, name, _plain(value))
+                    ("steps", "", int(step), frame.origin.rank, frame.mode, name, _plain(value))
                     for step, row in zip(frame.steps, frame.values, strict=True)
                     for name, value in zip(frame.columns, row, strict=True)
                 )
@@ -65,7 +65,7 @@ def expected_rows(records: Iterable[Record]) -> Rows:
                 l2, nans = frame.column("l2"), frame.count("nans")
                 assert l2 is not None
                 assert nans is not None
-                about = (frame.step, frame.speaker.rank, frame.mode)
+                about = (frame.step, frame.origin.rank, frame.mode)
                 found.update(
                     ("tensors", frame.collection, *about, name, _plain(l2[i]), _plain(nans[i]))
                     for i, name in enumerate(frame.rows)

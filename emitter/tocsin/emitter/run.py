@@ -220,7 +220,7 @@ class Run:
         def send() -> None:
             training = self._training()
             at = step if step is not None else training.last_step or 0
-            frame = frame_of(training.speaker, numbers, kind[:64], at)
+            frame = frame_of(training.origin, numbers, kind[:64], at)
             training.frame(frame, urgent=bool(frame.counts[:, 2:].any()))
 
         self._isolation.run("api", self._say, send)

@@ -116,7 +116,7 @@ class TensorRowRule(Rule[P, R]):
             ),
             reason=reason + (others.format(more) if more else ""),
             first_step=first_step,
-            first_rank=table.speaker.rank,
+            first_rank=table.origin.rank,
             onset_ms=onset_ms,
             severity=severity,
             remedy=remedy,

@@ -25,7 +25,7 @@ from tocsin.schemas.records.frames import (
     STATISTIC_COLUMNS,
     Frame,
     Mode,
-    Speaker,
+    RecordOrigin,
     StepFrame,
     SystemFrame,
     TensorFrame,
@@ -87,9 +87,9 @@ class RunBuilder:
         self._sequences: dict[str, int] = {}
         self.boot = "boot"
 
-    def speaker(self, rank: int = 0) -> Speaker:
+    def origin(self, rank: int = 0) -> RecordOrigin:
         """The sender, as frames name it."""
-        return Speaker(
+        return RecordOrigin(
             run_id=self.run_id,
             incarnation=self.incarnation,
             rank=rank,
@@ -162,7 +162,7 @@ class RunBuilder:
             values = np.column_stack([column[part] for column in table.values()])
             self.add(
                 StepFrame(
-                    speaker=self.speaker(rank),
+                    origin=self.origin(rank),
                     mode=mode,
                     steps=np.asarray(listed[part], np.uint64),
                     at_us=np.full(rows, self.now_ms * 1000, np.uint64),
@@ -200,7 +200,7 @@ class RunBuilder:
                 counts[list(rows).index(row), COUNT_COLUMNS.index(name)] = count
         self.add(
             TensorFrame(
-                speaker=self.speaker(rank),
+                origin=self.origin(rank),
                 step=step,
                 collection=collection,
                 rows=tuple(rows),
@@ -221,7 +221,7 @@ class RunBuilder:
         table = [np.atleast_1d(np.asarray(column, np.float64)) for column in columns.values()]
         self.add(
             SystemFrame(
-                speaker=self.speaker(),
+                origin=self.origin(),
                 node=node,
                 at_us=self.now_ms * 1000
                 + (np.arange(len(table[0])) * every_s * 1e6).astype(np.uint64),

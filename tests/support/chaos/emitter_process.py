@@ -17,7 +17,7 @@ from tocsin.emitter.send.encoding import Address
 from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.send.sender import Sender
 from tocsin.schemas.monotonic_clock import unix_ms
-from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.frames import RecordOrigin
 from tocsin.schemas.records.runs import RunEnded, RunStarted
 from tocsin.schemas.topics import Topics
 
@@ -39,10 +39,10 @@ def opener(url: str) -> Callable[[], Outlet]:
 
 
 def main(url: str, prefix: str, run: str, incarnation: str, steps: int) -> int:
-    speaker = Speaker(run_id=run, incarnation=incarnation)
+    origin = RecordOrigin(run_id=run, incarnation=incarnation)
     address = Address(
         topics=Topics(prefix),
-        speaker=speaker,
+        origin=origin,
         source=f"/runs/{run}/ranks/0",
         create_topics=not url.startswith("kafka:"),
     )

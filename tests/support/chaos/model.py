@@ -98,7 +98,7 @@ class Model:
                 self._is_of(run, value.data.incarnation)
             return
         assert isinstance(value, StepFrame)
-        if self._is_of(run, value.speaker.incarnation):
+        if self._is_of(run, value.origin.incarnation):
             numbers = value.column("loss")
             assert numbers is not None
             for step, number in zip(value.steps.tolist(), numbers.tolist(), strict=True):

@@ -13,7 +13,7 @@ from support.poison_records import poisons
 from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.schemas.ids import incarnation_id, new_id
 from tocsin.schemas.records.events import Data, Event
-from tocsin.schemas.records.frames import Speaker, StepFrame
+from tocsin.schemas.records.frames import RecordOrigin, StepFrame
 from tocsin.schemas.records.runs import RunStarted
 from tocsin.schemas.records.stops.commands import StopExited, StopRequested
 from tocsin.schemas.records.wire import meta_of
@@ -107,7 +107,7 @@ class PlainRuns:
         steps = range(run.step, run.step + len(numbers))
         run.step += len(numbers)
         frame = StepFrame(
-            speaker=Speaker(run_id=run.name, incarnation=run.incarnation),
+            origin=RecordOrigin(run_id=run.name, incarnation=run.incarnation),
             steps=np.array(steps, np.uint64),
             at_us=np.full(len(numbers), NOW_MS * 1000, np.uint64),
             columns=("loss",),

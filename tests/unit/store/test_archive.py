@@ -21,7 +21,7 @@ from tocsin.bus.port import Partition, Record
 from tocsin.runtime.service import StartOver, Tick
 from tocsin.runtime.worker import no_crash
 from tocsin.schemas.configuration.file import check_config
-from tocsin.schemas.records.frames import Speaker, StepFrame, TensorFrame
+from tocsin.schemas.records.frames import RecordOrigin, StepFrame, TensorFrame
 from tocsin.schemas.records.wire import meta_of, read_meta
 from tocsin.schemas.store_paths import tensors_path
 from tocsin.schemas.topics import Topics, telemetry_partition
@@ -198,10 +198,10 @@ def test_what_duckdb_refuses_holds_up_no_other_run(
 def hostile_records(run_id: str) -> list[Record]:
     """Names that could leave their folder, or be taken for another's."""
     place = Partition(TOPICS.telemetry, telemetry_partition(run_id))
-    speaker = Speaker(run_id=run_id, incarnation="..")
+    origin = RecordOrigin(run_id=run_id, incarnation="..")
     frames: list[StepFrame | TensorFrame] = [
         StepFrame(
-            speaker=speaker,
+            origin=origin,
             steps=np.array([1], np.uint64),
             at_us=np.array([1], np.uint64),
             columns=("Loss", "loss", "'; DROP TABLE t0; --", "", "\N{BELL}"),
@@ -210,7 +210,7 @@ def hostile_records(run_id: str) -> list[Record]:
     ]
     frames += [
         TensorFrame(
-            speaker=speaker,
+            origin=origin,
             step=1,
             collection=name,
             rows=("a'\"b", "../../c"),

@@ -43,7 +43,7 @@ from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.key_folder import keys_folder, own_key
 from tocsin.schemas.records.configurations import run_worker
 from tocsin.schemas.records.events import Data
-from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.frames import RecordOrigin
 from tocsin.schemas.signing import SigningKey
 from tocsin.stream_rules.service import build_rules_service
 
@@ -334,9 +334,9 @@ def _signing_key() -> SigningKey:
 def _report(bus: Bus, context: CommandContext, arguments: argparse.Namespace) -> NodeReport | None:
     if arguments.incarnation is None:
         return None
-    speaker = Speaker(run_id=arguments.run_id, incarnation=arguments.incarnation)
+    origin = RecordOrigin(run_id=arguments.run_id, incarnation=arguments.incarnation)
     plan = NodePlan.from_section(context.config.capture.system, context.loaded.folder)
-    return NodeReport(bus, context.topics, speaker, folder=Path.cwd(), plan=plan)
+    return NodeReport(bus, context.topics, origin, folder=Path.cwd(), plan=plan)
 
 
 async def _lease(bus: Bus, run_id: str, over: Callable[[], bool]) -> Lease | None:

@@ -202,10 +202,10 @@ class WatchState:
             return False
         frame = decode(meta, record.value)
         assert isinstance(frame, StepFrame)
-        speaker, at_ms = frame.speaker, record.append_ms
+        origin, at_ms = frame.origin, record.append_ms
         if not frame.steps.size:
             return False
-        seen = self.view.accepts(speaker.run_id, speaker.incarnation, record.offset, at_ms)
+        seen = self.view.accepts(origin.run_id, origin.incarnation, record.offset, at_ms)
         if seen is None:
             return False
         progress = self._progress_of(seen)

@@ -101,7 +101,7 @@ class Reporter:
             looked = [bad for reading in draft.readings if (bad := reading.bad) is not None]
             nonfinite = nonfinite or any(looked)
         if draft.readings or draft.clipped is not None:
-            _norms(draft, columns, numbers, world_size=self._training.speaker.world_size)
+            _norms(draft, columns, numbers, world_size=self._training.origin.world_size)
         if looked:
             columns.append("gradient_nonfinite")
             numbers.append(float(sum(looked)))
@@ -170,7 +170,7 @@ class Reporter:
             return
         began = time.thread_time()
         frame = table.frame(
-            self._training.speaker,
+            self._training.origin,
             draft.step,
             every=self._schedule.interval(table.collection, draft.step) if every is None else every,
             at_us=draft.at_us,

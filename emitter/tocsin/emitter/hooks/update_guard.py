@@ -110,7 +110,7 @@ class UpdateGuard:
         if rank is None or rank.updates_unguarded or is_recording():
             return False
         bad = not all_finite(p.grad for group in optimizer.param_groups for p in group["params"])
-        if not bad and rank.speaker.world_size < 2:
+        if not bad and rank.origin.world_size < 2:
             return False
         step = capture.training.next_step
         return rank.leaves_before_update(bad, step, alike=self._is_alike(optimizer))

@@ -16,7 +16,7 @@ from tocsin.emitter.launch.own_run import open_reader, partitions_of
 from tocsin.emitter.node.publisher import NodePlan, NodeReport
 from tocsin.emitter.send.publisher import Publisher
 from tocsin.emitter.stop import datagrams
-from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.frames import RecordOrigin
 from tocsin.schemas.text import plain_line
 from tocsin.schemas.topics import Topics
 
@@ -131,11 +131,11 @@ class Watch:
             await self.end("publish", timeout_s=self._left(CLOSE_S))
             self.begin("publish", self.publisher.run(producer))
 
-    def sample_node(self, speaker: Speaker) -> None:
+    def sample_node(self, origin: RecordOrigin) -> None:
         """Sample this node, under that name: where no helper does so."""
         here, file = Path.cwd(), self._options.config
         plan = NodePlan.read(self._options.capture, here if file is None else here / file.parent)
-        self._report = NodeReport(self.bus, self._topics, speaker, folder=here, plan=plan)
+        self._report = NodeReport(self.bus, self._topics, origin, folder=here, plan=plan)
         self.begin("sample", self._report.run())
 
     def job_started(self, pid: int) -> None:

@@ -176,19 +176,19 @@ class Services:
         if url.startswith("embedded:"):
             orders = None if self._helper is None else self._helper.orders
             self._listener = ListenerChild(
-                training.speaker, url, self._environ[PREFIX], self._folder, orders
+                training.origin, url, self._environ[PREFIX], self._folder, orders
             )
             return
 
-        reader = CheckpointReader(training.speaker.run_id, training.emit)
-        pins = Pins(training.speaker.run_id, how_to_pin(self._environ), training.emit)
+        reader = CheckpointReader(training.origin.run_id, training.emit)
+        pins = Pins(training.origin.run_id, how_to_pin(self._environ), training.emit)
 
         async def sample(bus: Bus) -> None:
             topics = Topics(self._environ[PREFIX])
             plan = NodePlan.read(self._environ.get(CAPTURE, ""), self._base)
             folder = run_facts.working_folder()
             report = NodeReport(
-                bus, topics, training.speaker, folder=folder, plan=plan, environ=self._environ
+                bus, topics, training.origin, folder=folder, plan=plan, environ=self._environ
             )
             report.node.root_pid = os.getpid()
             await report.run()
@@ -202,7 +202,7 @@ class Services:
         listener = ThreadListener(
             kafka_opener(url, self._environ),
             Topics(self._environ[PREFIX]),
-            training.speaker,
+            training.origin,
             training.emit,
             datagrams.Endpoint(self._folder / datagrams.LAUNCHER_SOCKET),
             on_obeyed=lambda trainer, command: pins.keep(
@@ -217,8 +217,8 @@ class Services:
     def _register(self, training: Training) -> None:
         """For whoever samples this node: this process is one of the run's."""
         registration = Registration(
-            run_id=training.speaker.run_id,
-            incarnation=training.speaker.incarnation,
+            run_id=training.origin.run_id,
+            incarnation=training.origin.incarnation,
             bus=self._environ[BUS],
             prefix=self._environ[PREFIX],
             job_pid=os.getpid(),

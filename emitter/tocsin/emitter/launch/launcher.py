@@ -53,7 +53,7 @@ from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.process.own_python import python_environment
 from tocsin.schemas.records.configurations import ConfigurationRefused
 from tocsin.schemas.records.events import Data
-from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.frames import RecordOrigin
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.runs import Outcome
 from tocsin.schemas.topics import Topics
@@ -368,7 +368,9 @@ class _Launch:
         if self._helper is not None:
             watch.begin("helper", self._helper.keep())
         if not self.options.helper:
-            watch.sample_node(Speaker(run_id=self.options.run_id, incarnation=self._members.first))
+            watch.sample_node(
+                RecordOrigin(run_id=self.options.run_id, incarnation=self._members.first)
+            )
         return listener
 
     async def _tell_start(self, watch: Watch) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 from tocsin.emitter.launch.helper_child import Child
 from tocsin.emitter.stop import datagrams
 from tocsin.schemas.process.own_python import python_command
-from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.frames import RecordOrigin
 
 MODULE: Final = "tocsin.emitter.launch.listener_process"
 
@@ -23,7 +23,7 @@ class ListenerChild(Child):
     """The listener, running. When this process dies it sees the end of its stdin and ends."""
 
     def __init__(
-        self, speaker: Speaker, bus_url: str, prefix: str, folder: Path, orders: int | None
+        self, origin: RecordOrigin, bus_url: str, prefix: str, folder: Path, orders: int | None
     ) -> None:
         """Start it. Ranks can sign on from now on; `orders` is the helper's stdin, if there is
         one.
@@ -33,7 +33,7 @@ class ListenerChild(Child):
         endpoint = datagrams.Endpoint(folder / datagrams.LAUNCHER_SOCKET)
         try:
             command = [*python_command(MODULE), "--bus", bus_url, "--prefix", prefix]
-            command += ["--speaker", json.dumps(speaker.fields)]
+            command += ["--origin", json.dumps(origin.fields)]
             command += ["--socket", str(endpoint.path), "--socket-fd", str(endpoint.fileno())]
             passed = [endpoint.fileno()]
             if orders is not None:

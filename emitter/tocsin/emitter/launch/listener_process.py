@@ -27,7 +27,7 @@ from tocsin.emitter.send.publisher import Publisher
 from tocsin.emitter.stop import datagrams
 from tocsin.emitter.stop.listener import ThreadListener
 from tocsin.emitter.stop.processes import Trainer
-from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.frames import RecordOrigin
 from tocsin.schemas.records.stops.commands import StopRequested
 from tocsin.schemas.topics import Topics
 
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bus", required=True)
     parser.add_argument("--prefix", required=True)
-    parser.add_argument("--speaker", required=True, type=json.loads, metavar="JSON")
+    parser.add_argument("--origin", required=True, type=json.loads, metavar="JSON")
     parser.add_argument("--socket", required=True, type=Path)
     parser.add_argument("--socket-fd", required=True, type=int)
     parser.add_argument("--orders-fd", type=int)
@@ -99,14 +99,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    topics, speaker = Topics(arguments.prefix), Speaker(**arguments.speaker)
+    topics, origin = Topics(arguments.prefix), RecordOrigin(**arguments.origin)
     publisher, orders = (
-        Publisher(topics, speaker.run_id, who="listener"),
+        Publisher(topics, origin.run_id, who="listener"),
         Orders(arguments.orders_fd),
     )
 
-    reader = CheckpointReader(speaker.run_id, publisher.publish)
-    pins = Pins(speaker.run_id, how_to_pin(os.environ), publisher.publish)
+    reader = CheckpointReader(origin.run_id, publisher.publish)
+    pins = Pins(origin.run_id, how_to_pin(os.environ), publisher.publish)
 
     def obeyed(trainer: Trainer, command: StopRequested) -> None:
         orders.obeyed(trainer, command)
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     listener = ThreadListener(
         lambda: open_bus(arguments.bus),
         topics,
-        speaker,
+        origin,
         publisher.publish,
         datagrams.Endpoint.inherited(arguments.socket, arguments.socket_fd),
         on_obeyed=obeyed,

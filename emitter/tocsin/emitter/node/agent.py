@@ -25,7 +25,7 @@ from tocsin.emitter.node.registry import NodeFolder, Registration, job_pids
 from tocsin.emitter.node.sampler import Machine, Node, Packer, Sample, Sampler
 from tocsin.emitter.send.publisher import SAMPLES, Publisher
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.records.frames import Speaker, SystemFrame
+from tocsin.schemas.records.frames import RecordOrigin, SystemFrame
 from tocsin.schemas.topics import Topics
 
 logger = logging.getLogger(__name__)
@@ -87,8 +87,8 @@ class _Copy:
             self.frames.publish_frame(frame)
 
     def _packer_of(self, registration: Registration) -> Packer:
-        speaker = Speaker(run_id=registration.run_id, incarnation=registration.incarnation)
-        return Packer(speaker, platform.node(), interval_s=self._interval_s)
+        origin = RecordOrigin(run_id=registration.run_id, incarnation=registration.incarnation)
+        return Packer(origin, platform.node(), interval_s=self._interval_s)
 
     def close(self) -> None:
         self._node.close()

@@ -27,7 +27,7 @@ from tocsin.emitter.node.registry import Entry, NodeFolder, Registration, job_pi
 from tocsin.emitter.node.sampler import INTERVAL_S, Node, Packer, Sampler
 from tocsin.emitter.send.publisher import SAMPLES, Publisher
 from tocsin.schemas.configuration.capture import SystemConfig
-from tocsin.schemas.records.frames import Speaker, SystemFrame
+from tocsin.schemas.records.frames import RecordOrigin, SystemFrame
 from tocsin.schemas.topics import Topics
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class NodeReport:
         self,
         bus: RunBus,
         topics: Topics,
-        speaker: Speaker,
+        origin: RecordOrigin,
         *,
         folder: Path | None,
         plan: NodePlan | None = None,
@@ -91,17 +91,17 @@ class NodeReport:
         )
         """What is sampled; its `root_pid` is the job."""
         self._bus = bus
-        self._speaker = speaker
+        self._origin = origin
         self._environ = environ
         self._registration = Registration(
-            run_id=speaker.run_id,
-            incarnation=speaker.incarnation,
+            run_id=origin.run_id,
+            incarnation=origin.incarnation,
             bus=bus.url,
             prefix=topics.prefix,
             folder="" if folder is None else str(folder),
             visible=visible or "",
         )
-        self._frames = Publisher(topics, speaker.run_id, queued=SAMPLES, ends_if_refused=True)
+        self._frames = Publisher(topics, origin.run_id, queued=SAMPLES, ends_if_refused=True)
 
     async def run(self) -> None:
         """Sample and publish until cancelled; what was sampled by then is published still.
@@ -175,7 +175,7 @@ class NodeReport:
 
     def _sampler(self) -> Sampler[SystemFrame]:
         interval_s = self._plan.interval_s
-        packer = Packer(self._speaker, platform.node(), interval_s=interval_s)
+        packer = Packer(self._origin, platform.node(), interval_s=interval_s)
         return Sampler.for_job(self.node, packer, self._frames.publish_frame, interval_s=interval_s)
 
 

@@ -36,7 +36,7 @@ from tocsin.emitter.node.process_tree import ProcessTree
 from tocsin.emitter.node.sources import Beside, Paced, Sample
 from tocsin.emitter.process.stderr import print_line
 from tocsin.schemas.monotonic_clock import unix_us
-from tocsin.schemas.records.frames import Speaker, SystemFrame
+from tocsin.schemas.records.frames import RecordOrigin, SystemFrame
 
 __all__ = ["INTERVAL_S", "PACKED_S", "Machine", "Node", "Packer", "Sample", "Sampler"]
 
@@ -165,14 +165,14 @@ class Packer:
 
     def __init__(
         self,
-        speaker: Speaker,
+        origin: RecordOrigin,
         node: str,
         *,
         packed_s: float | None = None,
         interval_s: float = 0.0,
     ) -> None:
         """`interval_s` is how far the next sample is away: a frame does not wait for it in vain."""
-        self._speaker = speaker
+        self._origin = origin
         self._node = node
         packed_s = PACKED_S if packed_s is None else packed_s
         self._packed_us = round((packed_s - interval_s) * 1_000_000)
@@ -206,7 +206,7 @@ class Packer:
             return []
         order = sorted(range(len(self._columns)), key=self._columns.__getitem__)
         frame = SystemFrame(
-            speaker=self._speaker,
+            origin=self._origin,
             node=self._node[:255],
             at_us=np.array(self._at_us, np.uint64),
             columns=tuple(self._columns[place] for place in order),

@@ -215,6 +215,6 @@ class EvaluationBatches(Probe):
                     table.collection if schedule.has(table.collection) else read.name
                 )
                 frame = table.frame(
-                    training.speaker, read.step, read.batches.mode, every=every, at_us=read.at_us
+                    training.origin, read.step, read.batches.mode, every=every, at_us=read.at_us
                 )
                 training.frame(frame)

@@ -77,9 +77,9 @@ class FullTensors(Probe):
             return
         for plan in self._plans:
             if step in plan.saves and (copied := self._copy(plan, files)) is not None:
-                speaker = training.speaker
+                origin = training.origin
                 path = tensors_path(
-                    speaker.run_id, speaker.incarnation, plan.name, step=step, rank=speaker.rank
+                    origin.run_id, origin.incarnation, plan.name, step=step, rank=origin.rank
                 )
                 files.put(Job(copied, path, plan.name, step))
 
@@ -109,8 +109,8 @@ class FullTensors(Probe):
         settings = training.settings.full
         return TensorFiles(
             root,
-            training.speaker.run_id,
-            training.speaker.incarnation,
+            training.origin.run_id,
+            training.origin.incarnation,
             ranks=training.identity.world_size,
             budget_bytes=settings.budget_bytes,
             options=settings.options,

@@ -108,5 +108,5 @@ class SkippedSteps:
         self._training.step_row(row, urgent=True)
 
     def _send(self, origin: BadValue, step: int) -> None:
-        frame = origin.table().frame(self._training.speaker, step, every=1, at_us=unix_us())
+        frame = origin.table().frame(self._training.origin, step, every=1, at_us=unix_us())
         self._training.frame(frame, urgent=True)

@@ -24,7 +24,7 @@ from tocsin.emitter.process import runtime_folder, scheduler
 from tocsin.emitter.process.environment import JOB_ID, LAUNCHER, RUN_ID, RUNTIME_DIR
 from tocsin.schemas import monotonic_clock
 from tocsin.schemas.ids import check_run_id, incarnation_id, new_id
-from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.frames import RecordOrigin
 
 MAX_TRAININGS: Final = 100_000
 
@@ -78,9 +78,9 @@ class Identity:
         raise ValueError(f"no claim of an identity: {claim[:100]!r}")
 
     @property
-    def speaker(self) -> Speaker:
+    def origin(self) -> RecordOrigin:
         """This rank as frames name it."""
-        return Speaker(
+        return RecordOrigin(
             run_id=self.run_id,
             incarnation=self.incarnation,
             rank=self.rank,

@@ -12,7 +12,7 @@ from tocsin.bus.port import Outgoing, Partition
 from tocsin.emitter.send.outbox import Item, Said, StepRow, pack
 from tocsin.schemas.ids import new_id
 from tocsin.schemas.records.events import Data, Event
-from tocsin.schemas.records.frames import Frame, Speaker, StepFrame, TensorFrame
+from tocsin.schemas.records.frames import Frame, RecordOrigin, StepFrame, TensorFrame
 from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import Topics, telemetry_partition
 
@@ -22,7 +22,7 @@ class Address:
     """Where records go, and their origin. `source` is the CloudEvents source."""
 
     topics: Topics
-    speaker: Speaker
+    origin: RecordOrigin
     source: str
     create_topics: bool = False
 
@@ -71,13 +71,13 @@ class Encoder:
         return first.split() if isinstance(first, TensorFrame) else [first]
 
     def _steps(self, group: Sequence[Item]) -> StepFrame:
-        return pack([item for item in group if isinstance(item, StepRow)], self._address.speaker)
+        return pack([item for item in group if isinstance(item, StepRow)], self._address.origin)
 
     def _record(self, value: Frame | Event[Data]) -> Outgoing:
-        speaker = self._address.speaker
-        meta = meta_of(value, rank=speaker.rank, boot=self.boot, seq=self._seq)
-        partition = Partition(self._address.topics.telemetry, telemetry_partition(speaker.run_id))
-        record = Outgoing(partition, speaker.run_id.encode(), value.encode(), meta.headers())
+        origin = self._address.origin
+        meta = meta_of(value, rank=origin.rank, boot=self.boot, seq=self._seq)
+        partition = Partition(self._address.topics.telemetry, telemetry_partition(origin.run_id))
+        record = Outgoing(partition, origin.run_id.encode(), value.encode(), meta.headers())
         self._seq += 1
         return record
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from tocsin.schemas.records.collections import TIER_1
 from tocsin.schemas.records.events import Data
-from tocsin.schemas.records.frames import Mode, Speaker, StepFrame, SystemFrame, TensorFrame
+from tocsin.schemas.records.frames import Mode, RecordOrigin, StepFrame, SystemFrame, TensorFrame
 
 MAX_ITEMS: Final = 20_000
 MAX_BYTES: Final = 64 * 1024 * 1024
@@ -144,7 +144,7 @@ def size_of(item: Item) -> int:
     return 1024
 
 
-def pack(rows: list[StepRow], speaker: Speaker) -> StepFrame:
+def pack(rows: list[StepRow], origin: RecordOrigin) -> StepFrame:
     """One frame of rows that have the same columns and mode."""
     first = rows[0]
     values = np.array([row.values for row in rows], np.float64)
@@ -152,7 +152,7 @@ def pack(rows: list[StepRow], speaker: Speaker) -> StepFrame:
     with np.errstate(over="ignore"):
         narrow = values.astype(np.float32)
     return StepFrame(
-        speaker=speaker,
+        origin=origin,
         steps=np.array([row.step for row in rows], np.uint64),
         at_us=np.array([row.at_us for row in rows], np.uint64),
         columns=first.columns,

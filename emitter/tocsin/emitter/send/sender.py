@@ -72,7 +72,7 @@ RESTARTS: Final = 8
 
 
 class Sender:
-    """Sends records of one speaker on the telemetry topic, for any thread and signal's handler.
+    """Sends records of one origin on the telemetry topic, for any thread and signal's handler.
 
     No method but `flush` and `close` ever waits. A forked child lacks the thread: it sends nothing.
     """
@@ -417,7 +417,7 @@ class Sender:
         self._degraded.add(probe)
         reason = clip(f"{type(error).__name__}: {error}", 500)
         self._tell(f"{probe} has failed ({reason}); the training continues")
-        who = self._address.speaker.fields
+        who = self._address.origin.fields
         self.publish(CaptureDegraded(**who, probe=clip(probe, 100), reason=reason))
 
     async def _beat(self) -> None:

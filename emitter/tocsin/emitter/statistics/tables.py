@@ -12,7 +12,7 @@ from tocsin.schemas.records.frames import (
     STATISTIC_COLUMNS,
     Counts,
     Floats,
-    Speaker,
+    RecordOrigin,
     TensorFrame,
 )
 
@@ -32,11 +32,11 @@ class Table:
     count_columns: tuple[str, ...] = COUNT_COLUMNS
 
     def frame(
-        self, speaker: Speaker, step: int, mode: Mode = "train", *, every: int, at_us: int
+        self, origin: RecordOrigin, step: int, mode: Mode = "train", *, every: int, at_us: int
     ) -> TensorFrame:
         """The table as a frame; `every` is the current interval, `at_us` the Unix time."""
         return TensorFrame(
-            speaker=speaker,
+            origin=origin,
             step=step,
             mode=mode,
             collection=self.collection,

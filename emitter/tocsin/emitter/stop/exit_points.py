@@ -22,7 +22,7 @@ from tocsin.emitter.stop import side_group
 from tocsin.emitter.stop.leave_report import Edge, Emit, Flush
 from tocsin.emitter.stop.rank import Look, Rank
 from tocsin.emitter.stop.verification import STOP
-from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.frames import RecordOrigin
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ _rank: Rank | None = None
 
 
 def started(
-    speaker: Speaker,
+    origin: RecordOrigin,
     emit: Emit,
     *,
     flush: Flush | None = None,
@@ -59,9 +59,9 @@ def started(
     global _rank
     finished()
     stops_off = os.environ.get(STOP) == "off"
-    agreed = None if stops_off or speaker.world_size < 2 else side_group.current()
+    agreed = None if stops_off or origin.world_size < 2 else side_group.current()
     _rank = Rank(
-        speaker, emit, flush=flush, local_rank=local_rank, restart_count=restart_count,
+        origin, emit, flush=flush, local_rank=local_rank, restart_count=restart_count,
         training=training, agreed=agreed, look_closer=look_closer, finite=finite,
     )  # fmt: skip
     return _rank

@@ -18,7 +18,7 @@ from tocsin.emitter.stop.rank_socket import RankSocket
 from tocsin.schemas.monotonic_clock import unix_us
 from tocsin.schemas.records.checkpoints import Checkpoint
 from tocsin.schemas.records.events import Data, clip
-from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.frames import RecordOrigin
 from tocsin.schemas.records.stops.commands import StopCheckpoint, StopLeft, StopRequested
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class LeaveReport:
 
     def __init__(
         self,
-        speaker: Speaker,
+        origin: RecordOrigin,
         emit: Emit,
         socket: RankSocket,
         *,
@@ -47,7 +47,7 @@ class LeaveReport:
     ) -> None:
         self.over = False
         """Whether this rank has left."""
-        self._speaker = speaker
+        self._origin = origin
         self._emit = emit
         self._socket = socket
         self._flush = flush
@@ -89,7 +89,7 @@ class LeaveReport:
             if from_signal(error):
                 raise
             bad, why = True, f"the weights cannot be read: {type(error).__name__}"
-        if self._speaker.world_size > 1:
+        if self._origin.world_size > 1:
             others = None if most is None else most(int(bad))
             if others is None:
                 bad, why = True, "the ranks do not leave together"
@@ -158,8 +158,8 @@ class LeaveReport:
     def _emit_left(
         self, command: StopRequested, edge: str, step: int, choice: saving.Choice
     ) -> None:
-        who = self._speaker.fields
-        if self._speaker.rank == 0 or choice.decision == "not_saved":
+        who = self._origin.fields
+        if self._origin.rank == 0 or choice.decision == "not_saved":
             self._emit(self._chosen(command, choice, step))
         self._emit(
             StopLeft(
@@ -176,7 +176,7 @@ class LeaveReport:
         elif choice.decision == "protected":
             checkpoint = command.last_good_checkpoint
         return StopCheckpoint(
-            **self._speaker.fields, command_id=command.command_id, issue_id=command.issue_id,
+            **self._origin.fields, command_id=command.command_id, issue_id=command.issue_id,
             decision=choice.decision, checkpoint=checkpoint, reason=clip(choice.reason, 500),
         )  # fmt: skip
 

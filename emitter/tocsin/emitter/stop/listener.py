@@ -42,7 +42,7 @@ from tocsin.emitter.stop.verification import (
 )
 from tocsin.schemas.errors import RecordError, SignatureError
 from tocsin.schemas.monotonic_clock import unix_ms
-from tocsin.schemas.records.frames import Speaker, Who
+from tocsin.schemas.records.frames import RecordOrigin, Who
 from tocsin.schemas.records.stops.commands import StopAcknowledged, StopRequested
 from tocsin.schemas.records.wire import read_signature
 from tocsin.schemas.stops_switch import StopsSwitch
@@ -230,7 +230,7 @@ class ThreadListener:
         self,
         open_bus: Callable[[], Bus],
         topics: Topics,
-        speaker: Speaker,
+        origin: RecordOrigin,
         emit: Emit,
         endpoint: datagrams.Endpoint,
         *,
@@ -242,12 +242,12 @@ class ThreadListener:
         beside: Callable[[Bus], Coroutine[None, None, None]] | None = None,
     ) -> None:
         """`endpoint` is closed with the listener. `beside` runs on the same bus."""
-        self.members: Final = Members(speaker.incarnation, process_lives)
-        looks = CloserLooks(speaker.run_id, self.members)
-        self.listener: Final = Listener(topics, speaker.run_id, self, looks=looks)
+        self.members: Final = Members(origin.incarnation, process_lives)
+        looks = CloserLooks(origin.run_id, self.members)
+        self.listener: Final = Listener(topics, origin.run_id, self, looks=looks)
         self._endpoint = endpoint
         self._open_bus = open_bus
-        self._speaker = speaker
+        self._origin = origin
         self._emit = emit
         self._environ = environ
         self._on_obeyed = on_obeyed
@@ -282,7 +282,7 @@ class ThreadListener:
     def facts(self) -> Facts:
         """See Hands."""
         return Facts(
-            self._speaker.run_id,
+            self._origin.run_id,
             self.members.incarnation,
             read_keys(trusted_paths(self._environ)),
             stops_off=NO_STOP if self._environ.get(STOP) == "off" else "",
@@ -317,7 +317,7 @@ class ThreadListener:
         return asked and heard and not facts.stops_off and bool(len(facts.keys))
 
     def _who(self, incarnation: str) -> Who:
-        return {**self._speaker.fields, "incarnation": incarnation}
+        return {**self._origin.fields, "incarnation": incarnation}
 
     def _run(self) -> None:
         try:

@@ -34,7 +34,7 @@ from tocsin.emitter.stop.verification import (
 )
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.events import clip
-from tocsin.schemas.records.frames import Speaker, Who
+from tocsin.schemas.records.frames import RecordOrigin, Who
 from tocsin.schemas.records.runs import CaptureDegraded
 from tocsin.schemas.records.stops.commands import StopAcknowledged, StopRefused, StopRequested
 
@@ -75,7 +75,7 @@ class Rank:
 
     def __init__(
         self,
-        speaker: Speaker,
+        origin: RecordOrigin,
         emit: Emit,
         *,
         flush: Flush | None = None,
@@ -87,7 +87,7 @@ class Rank:
         finite: Callable[[], bool] | None = None,
         now_ms: Callable[[], int] = unix_ms,
     ) -> None:
-        self.speaker: Final = speaker
+        self.origin: Final = origin
         self.step = -1
         self.refused: Final[Counter[str]] = Counter()
         self.awake = agreed is not None
@@ -102,10 +102,10 @@ class Rank:
         self._saving = False
         self._taken: _Taken | None = None
         self._closed = False
-        self._socket = RankSocket(speaker, self._take)
-        self._leaving = LeaveReport(speaker, emit, self._socket, flush=flush, finite=finite)
+        self._socket = RankSocket(origin, self._take)
+        self._leaving = LeaveReport(origin, emit, self._socket, flush=flush, finite=finite)
         self._question = before_update.Question(self._socket)
-        self._early = before_update.Decision(self._question, speaker.world_size)
+        self._early = before_update.Decision(self._question, origin.world_size)
         self._socket.listen(local_rank, restart_count, training)
 
     @property
@@ -160,10 +160,10 @@ class Rank:
 
     def hear(self, signed: SignedCommand) -> None:
         """Judge a command; from the listening thread."""
-        speaker = self.speaker
+        origin = self.origin
         facts = Facts(
-            speaker.run_id,
-            speaker.incarnation,
+            origin.run_id,
+            origin.incarnation,
             read_keys(trusted_paths(os.environ)),
             stops_off=NO_STOP if os.environ.get(STOP) == "off" else "",
         )
@@ -246,7 +246,7 @@ class Rank:
         self._socket.close(self.step)
 
     def _who(self) -> Who:
-        return self.speaker.fields
+        return self.origin.fields
 
     def _take(self, message: datagrams.Message) -> None:
         if message["kind"] == "stop":

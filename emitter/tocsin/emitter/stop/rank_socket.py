@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tocsin.emitter.stop import datagrams
-from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.frames import RecordOrigin
 
 logger = logging.getLogger(__name__)
 
@@ -17,9 +17,9 @@ logger = logging.getLogger(__name__)
 class RankSocket:
     """The socket of one rank, and the way back to who listens on this node (the launcher)."""
 
-    def __init__(self, speaker: Speaker, take: Callable[[datagrams.Message], object]) -> None:
+    def __init__(self, origin: RecordOrigin, take: Callable[[datagrams.Message], object]) -> None:
         """Bind the socket; `take` gets each message, on the thread that `listen` starts."""
-        self._speaker = speaker
+        self._origin = origin
         self._take = take
         self._closed = False
         self._launcher = os.environ.get("TOCSIN_LAUNCHER", "")
@@ -42,7 +42,7 @@ class RankSocket:
         self.send(
             {
                 "kind": "hello", "role": "trainer", "local_rank": local_rank,
-                "world_size": self._speaker.world_size, "restart_count": restart_count,
+                "world_size": self._origin.world_size, "restart_count": restart_count,
                 "training": training, "socket": str(self.path),
             }
         )  # fmt: skip
@@ -54,8 +54,8 @@ class RankSocket:
             return False
         who: datagrams.Message = {
             "pid": os.getpid(),
-            "rank": self._speaker.rank,
-            "incarnation": self._speaker.incarnation,
+            "rank": self._origin.rank,
+            "incarnation": self._origin.incarnation,
         }
         return datagrams.send(self._launcher, {**message, **who})
 
@@ -72,7 +72,7 @@ class RankSocket:
         if not folder:
             return None  # neither a launcher nor `start()`: nobody would know where
         try:
-            name = f"r{self._speaker.rank}-{os.getpid()}.sock"
+            name = f"r{self._origin.rank}-{os.getpid()}.sock"
             endpoint = datagrams.Endpoint(Path(folder) / name)
         except OSError as error:
             logger.warning("no stop can reach this rank: %s", error)

@@ -99,7 +99,7 @@ class Training:
         self.identity: Final = identity
         self.settings: Final = settings
         self.isolation: Final = isolation
-        self.speaker: Final = identity.speaker
+        self.origin: Final = identity.origin
         self.next_step = 0
         self.step_at_us = 0
         """The time in the row of the last step, µs: other rows of that step bear the same."""
@@ -127,7 +127,7 @@ class Training:
             outlet_opener(environ.get(BUS), environ),
             Address(
                 topics=Topics(environ.get(PREFIX, DEFAULT_PREFIX)),
-                speaker=self.speaker,
+                origin=self.origin,
                 source=f"/runs/{identity.run_id}/ranks/{identity.rank}",
                 create_topics=not environ.get(BUS, DEFAULT_BUS).startswith("kafka:"),
             ),
@@ -141,7 +141,7 @@ class Training:
     @property
     def who(self) -> Who:
         """The fields that each event of a run begins with."""
-        return self.speaker.fields
+        return self.origin.fields
 
     @property
     def last_step(self) -> int | None:
@@ -156,7 +156,7 @@ class Training:
         self.isolation.run(
             "stop",
             exit_points.started,
-            self.speaker,
+            self.origin,
             self.emit,
             flush=self.sender.flush,
             local_rank=self.identity.local_rank,
@@ -182,9 +182,9 @@ class Training:
             datagrams.send(
                 self._launcher,
                 {
-                    "kind": "saved", "pid": os.getpid(), "rank": self.speaker.rank,
-                    "world_size": self.speaker.world_size,
-                    "incarnation": self.speaker.incarnation, "path": checkpoint.path,
+                    "kind": "saved", "pid": os.getpid(), "rank": self.origin.rank,
+                    "world_size": self.origin.world_size,
+                    "incarnation": self.origin.incarnation, "path": checkpoint.path,
                     "step": checkpoint.step, "size_bytes": checkpoint.size_bytes,
                 },
             )  # fmt: skip

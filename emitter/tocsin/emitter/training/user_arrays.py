@@ -18,7 +18,7 @@ from tocsin.emitter.statistics.arrays import as_float32, is_numbers, real_number
 from tocsin.emitter.statistics.quantiles import ROW_COLUMNS, quantile_rows, sample_of
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.monotonic_clock import unix_us
-from tocsin.schemas.records.frames import COUNT_COLUMNS, Speaker, TensorFrame
+from tocsin.schemas.records.frames import COUNT_COLUMNS, RecordOrigin, TensorFrame
 
 HELP: Final = (
     "an array of numbers: of NumPy or PyTorch, with `__array__` or DLPack, or a list of numbers"
@@ -62,7 +62,7 @@ def as_array(array: object) -> npt.NDArray[Any]:
 
 
 def frame_of(
-    speaker: Speaker,
+    origin: RecordOrigin,
     arrays: Mapping[str, npt.NDArray[Any]],
     collection: str,
     step: int,
@@ -73,7 +73,7 @@ def frame_of(
     samples = [sample_of(numbers) for numbers in flat]
     values = as_float32(np.array([row for row, _ in rows]))
     return TensorFrame(
-        speaker=speaker,
+        origin=origin,
         step=step,
         collection=collection,
         rows=tuple(arrays),

@@ -129,8 +129,8 @@ class Who(TypedDict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speaker:
-    """Which rank of which incarnation of which run says it."""
+class RecordOrigin:
+    """The rank of an incarnation of a run that a record comes from."""
 
     run_id: str
     incarnation: str
@@ -204,7 +204,7 @@ class TensorFrame:
     type: ClassVar[str] = "tensors"
     version: ClassVar[int] = 1
 
-    speaker: Speaker
+    origin: RecordOrigin
     step: int
     collection: str
     rows: tuple[str, ...]
@@ -237,7 +237,7 @@ class TensorFrame:
         _floats(arrays, "values", (rows, len(self.columns)), ValueError)
         _counts(arrays, "counts", (rows, len(self.count_columns)), ValueError)
         header = TensorHeader(
-            **self.speaker.fields,
+            **self.origin.fields,
             step=self.step,
             mode=self.mode,
             collection=self.collection,
@@ -257,7 +257,7 @@ class TensorFrame:
         header, arrays = decode_frame(value, TensorHeader)
         rows = len(header.rows)
         return cls(
-            speaker=_speaker(header),
+            origin=_origin(header),
             step=header.step,
             mode=header.mode,
             collection=header.collection,
@@ -351,7 +351,7 @@ class StepFrame:
     type: ClassVar[str] = "steps"
     version: ClassVar[int] = 1
 
-    speaker: Speaker
+    origin: RecordOrigin
     steps: Counts
     at_us: Counts
     columns: tuple[str, ...]
@@ -375,7 +375,7 @@ class StepFrame:
         _counts(arrays, "steps", (n,), ValueError)
         _counts(arrays, "at_us", (n,), ValueError)
         _floats(arrays, "values", (n, len(self.columns)), ValueError)
-        header = StepHeader(**self.speaker.fields, mode=self.mode, columns=self.columns)
+        header = StepHeader(**self.origin.fields, mode=self.mode, columns=self.columns)
         return encode_frame(header, arrays)
 
     @classmethod
@@ -384,7 +384,7 @@ class StepFrame:
         header, arrays = decode_frame(value, StepHeader)
         n = arrays["steps"].shape[0] if "steps" in arrays and arrays["steps"].ndim == 1 else -1
         return cls(
-            speaker=_speaker(header),
+            origin=_origin(header),
             mode=header.mode,
             steps=_counts(arrays, "steps", (n,)),
             at_us=_counts(arrays, "at_us", (n,)),
@@ -406,7 +406,7 @@ class SystemFrame:
     type: ClassVar[str] = "system"
     version: ClassVar[int] = 1
 
-    speaker: Speaker
+    origin: RecordOrigin
     node: str
     at_us: Counts
     columns: tuple[str, ...]
@@ -424,7 +424,7 @@ class SystemFrame:
         arrays: dict[str, Array] = {"at_us": self.at_us, "values": self.values}
         _counts(arrays, "at_us", (n,), ValueError)
         _block(arrays, "values", (n, len(self.columns)), np.float64, ValueError)
-        header = SystemHeader(**self.speaker.fields, node=self.node, columns=self.columns)
+        header = SystemHeader(**self.origin.fields, node=self.node, columns=self.columns)
         return encode_frame(header, arrays)
 
     @classmethod
@@ -434,7 +434,7 @@ class SystemFrame:
         n = arrays["at_us"].shape[0] if "at_us" in arrays and arrays["at_us"].ndim == 1 else -1
         values = _block(arrays, "values", (n, len(header.columns)), np.float64)
         return cls(
-            speaker=_speaker(header),
+            origin=_origin(header),
             node=header.node,
             at_us=_counts(arrays, "at_us", (n,)),
             columns=header.columns,
@@ -445,8 +445,8 @@ class SystemFrame:
 Frame = TensorFrame | StepFrame | SystemFrame
 
 
-def _speaker(header: TelemetryHeader) -> Speaker:
-    return Speaker(
+def _origin(header: TelemetryHeader) -> RecordOrigin:
+    return RecordOrigin(
         run_id=header.run_id,
         incarnation=header.incarnation,
         rank=header.rank,

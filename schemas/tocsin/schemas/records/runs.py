@@ -117,7 +117,7 @@ class RunStarted(RunData):
     parameters: Whole = Field(default=0, description="trainable numbers")
     collections: Many[str] = Field(default=(), description="what is captured")
     heartbeat_s: float = Field(
-        default=10.0, gt=0, description="interval of this speaker's heartbeats, seconds"
+        default=10.0, gt=0, description="interval of this origin's heartbeats, seconds"
     )
     after_stop: Text = Field(
         default="", description="why the incarnation before was stopped; empty: it was not"
@@ -240,7 +240,7 @@ class CaptureFigures(Model):
 
 @EVENT_TYPES.register
 class Heartbeat(RunData):
-    """The speaker lives. Sent by a thread of its own, so it goes on while a step does not."""
+    """This origin is alive. Sent by a thread of its own, so it goes on while a step does not."""
 
     model_config = example(
         run_id="gpt-2026-11-21",

@@ -128,7 +128,7 @@ def sort_out(taken: Iterable[Taken], manifest: Manifest, *, newest_views: str) -
 
 
 def _frame(batch: Batch, offset: int, frame: Frame) -> None:
-    incarnation = frame.speaker.incarnation
+    incarnation = frame.origin.incarnation
     match frame:
         case StepFrame():
             if frame.values.size:
@@ -150,7 +150,7 @@ def _learn(trainings: dict[str, Training], one: Taken) -> None:
         # A node's sampler may speak in the name of a training that does not come.
         if isinstance(one.value, SystemFrame):
             return
-        incarnation = one.value.speaker.incarnation
+        incarnation = one.value.origin.incarnation
         known = trainings.get(incarnation) or Training(started_ms=one.append_ms)
         step = last_step(one.value)
         last = known.last_step if step is None else max(step, known.last_step or 0)

@@ -33,7 +33,7 @@ def take(record: Record, family: Family) -> tuple[str, Taken] | None:
         return None
     run_id = getattr(value.data, "run_id", None) if isinstance(value, Event) else None
     if not isinstance(value, Event):
-        run_id = value.speaker.run_id
+        run_id = value.origin.run_id
     if not isinstance(run_id, str) or not run_id:
         return None
     place = telemetry_partition if family == "telemetry" else issue_partition

@@ -185,7 +185,7 @@ def _groups(
 
 
 def _ranks(group: Sequence[tuple[int, StepFrame | TensorFrame]]) -> npt.NDArray[np.int64]:
-    return np.array([frame.speaker.rank for _, frame in group], np.int64)
+    return np.array([frame.origin.rank for _, frame in group], np.int64)
 
 
 def _spread(arrays: Sequence[npt.NDArray[np.uint64]], width: int) -> Array:

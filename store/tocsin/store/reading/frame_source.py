@@ -68,7 +68,7 @@ class FrameSource:
         """See `Source`."""
         found = []
         for frame in self._steps:
-            if frame.mode != mode or frame.speaker.rank != rank:
+            if frame.mode != mode or frame.origin.rank != rank:
                 continue
             values = frame.column(name)
             if values is not None:
@@ -83,7 +83,7 @@ class FrameSource:
 
     def ranks(self) -> frozenset[int]:
         """See `Source`."""
-        return frozenset(frame.speaker.rank for frame in self._numbers())
+        return frozenset(frame.origin.rank for frame in self._numbers())
 
     def collections(self) -> Mapping[str, Contents]:
         """See `Source`."""
@@ -163,7 +163,7 @@ class FrameSource:
         self, collection: str, statistic: str, mode: Mode, rank: int
     ) -> Iterator[tuple[TensorFrame, Reals]]:
         for frame in self._tensors.get(collection, ()):
-            if frame.mode != mode or frame.speaker.rank != rank:
+            if frame.mode != mode or frame.origin.rank != rank:
                 continue
             found = frame.column(statistic)
             counts = frame.count(statistic) if found is None else None

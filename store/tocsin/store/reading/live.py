@@ -156,7 +156,7 @@ class LiveRun:
             self._frame(value, record)
 
     def _frame(self, frame: Frame, record: Record) -> None:
-        incarnation = frame.speaker.incarnation
+        incarnation = frame.origin.incarnation
         self.view.accepts(self.run_id, incarnation, record.offset, record.append_ms)
         self.frames.setdefault(incarnation, FrameSource()).add(
             frame, record.offset, record.append_ms

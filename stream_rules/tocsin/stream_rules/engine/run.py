@@ -195,14 +195,14 @@ class RunEngine:
         if isinstance(value, StepFrame):
             frame = value
             if not self.state.parts.leads_with(value):
-                scalars_of = value.speaker.rank
+                scalars_of = value.origin.rank
             key = ("scalar", value.mode, value.columns)
 
             def method(rule: AnyRule) -> Iterable[Outcome]:
                 return rule.on_steps(frame, at)
         elif isinstance(value, TensorFrame):
             known = tensors = self._with_known_names(value)
-            part = value.speaker.rank
+            part = value.origin.rank
             read = self.state.parts.reads(known)
             key = ("tensors", value.mode, (value.collection,))
 

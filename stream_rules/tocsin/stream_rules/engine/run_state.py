@@ -220,8 +220,8 @@ class RunState:
             return
         if isinstance(value, SystemFrame):
             return
-        rank = self._rank(value.speaker.rank, now_ms)
-        self.world_size = max(self.world_size, value.speaker.world_size)
+        rank = self._rank(value.origin.rank, now_ms)
+        self.world_size = max(self.world_size, value.origin.world_size)
         if isinstance(value, TensorFrame):
             self.shedding.saw(value.step)
         elif value.mode == "train" and value.steps.size:
@@ -231,7 +231,7 @@ class RunState:
             known = self.last_step if self.furthest is None else self.furthest
             self.furthest = step if known is None else max(known, step)
             losses = value.column("loss")
-            if losses is not None and self._is_lowest(value.speaker.rank):
+            if losses is not None and self._is_lowest(value.origin.rank):
                 self.last_loss = float(losses[-1])
 
     def _is_lowest(self, rank: int) -> bool:
@@ -429,9 +429,9 @@ class RunState:
 
 def _identity(value: Value) -> tuple[str, str, Literal["launcher", "trainer", "node"]]:
     if isinstance(value, SystemFrame):
-        return value.speaker.run_id, value.speaker.incarnation, "node"
+        return value.origin.run_id, value.origin.incarnation, "node"
     if isinstance(value, StepFrame | TensorFrame):
-        return value.speaker.run_id, value.speaker.incarnation, "trainer"
+        return value.origin.run_id, value.origin.incarnation, "trainer"
     if not isinstance(value.data, RunData):
         raise MalformedRecord(f"{value.type} is not telemetry of a run")
     return value.data.run_id, value.data.incarnation, value.data.role
@@ -440,7 +440,7 @@ def _identity(value: Value) -> tuple[str, str, Literal["launcher", "trainer", "n
 def _rank_of(value: Value) -> int:
     if isinstance(value, Event):
         return value.data.rank if isinstance(value.data, RunData) else 0
-    return value.speaker.rank
+    return value.origin.rank
 
 
 def _starts(value: Value) -> bool:

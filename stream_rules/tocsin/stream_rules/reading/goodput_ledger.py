@@ -142,7 +142,7 @@ class GoodputLedger:
     def learn(self, value: StepFrame | Event[Data], now_ms: int) -> None:
         """Take in steps or an event of the incarnation at hand; `now_ms` is the append time."""
         if isinstance(value, StepFrame):
-            if value.mode == "train" and value.steps.size and self._leads(value.speaker.rank):
+            if value.mode == "train" and value.steps.size and self._leads(value.origin.rank):
                 self._steps(value, now_ms)
             return
         data = value.data

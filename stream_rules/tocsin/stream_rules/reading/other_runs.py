@@ -67,8 +67,8 @@ class Reference:
         """A record of that run."""
         if not isinstance(value, TensorFrame | StepFrame) or value.mode != "train":
             return
-        speaker = value.speaker
-        if not self._begin(speaker.incarnation) or not self._leads(speaker.rank):
+        origin = value.origin
+        if not self._begin(origin.incarnation) or not self._leads(origin.rank):
             return
         if isinstance(value, StepFrame):
             self._add_losses(value)

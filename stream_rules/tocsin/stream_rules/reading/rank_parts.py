@@ -116,11 +116,11 @@ class Parts:
 
     def reads(self, frame: TensorFrame) -> bool:
         """Whether this summary, or part of one, is to be read: it has a name of its own."""
-        if frame.speaker.world_size <= 1 and not self.held:
+        if frame.origin.world_size <= 1 and not self.held:
             return True
         kind = f"{frame.mode}|{frame.collection}"
         ranks = self.held.setdefault(kind, {})
-        rank, hashed = frame.speaker.rank, _hashed(frame.rows)
+        rank, hashed = frame.origin.rank, _hashed(frame.rows)
         for other in [r for r, held in ranks.items() if r != rank and held.is_silent(frame.step)]:
             self._drop(kind, other)
         own, lowest = ranks.get(rank), not ranks or rank <= min(ranks)
@@ -149,9 +149,9 @@ class Parts:
 
     def leads_with(self, frame: StepFrame) -> bool:
         """Whether a frame of scalars concerns all parts: no lower rank has one of its columns."""
-        if frame.speaker.world_size <= 1:
+        if frame.origin.world_size <= 1:
             return True
-        leads, rank, found = self.leads.setdefault(frame.mode, {}), frame.speaker.rank, False
+        leads, rank, found = self.leads.setdefault(frame.mode, {}), frame.origin.rank, False
         for column in frame.columns:
             lead = leads.get(column)
             if lead is None and len(leads) >= MAX_COLUMNS:

@@ -53,11 +53,11 @@ class RankSeries(PointHistory):
 
         Asked before `takes`: what a rule has derived so far is then another rank's.
         """
-        return self.rank is not None and frame.speaker.rank < self.rank
+        return self.rank is not None and frame.origin.rank < self.rank
 
     def accepts(self, frame: StepFrame) -> bool:
         """Whether a frame is of the leading rank, or of a lower one, which leads from then on."""
-        rank = frame.speaker.rank
+        rank = frame.origin.rank
         if self.rank is not None and rank > self.rank:
             return False
         if rank != self.rank:

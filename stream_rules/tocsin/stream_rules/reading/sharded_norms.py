@@ -41,9 +41,9 @@ class ShardedNorms:
             if step <= self.last_step:
                 continue
             found = self.steps.setdefault(step, _Sum())
-            if frame.speaker.rank in found.ranks:
+            if frame.origin.rank in found.ranks:
                 continue
-            found.ranks.append(frame.speaker.rank)
+            found.ranks.append(frame.origin.rank)
             found.square += part**2
             if len(found.ranks) >= world_size:
                 self.last_step = step

@@ -39,7 +39,7 @@ class LowestRankRows:
 
     def assemble(self, frame: TensorFrame) -> TensorFrame | None:
         """The whole summary that this frame completes; None: not yet, not new, or not its turn."""
-        rank = frame.speaker.rank
+        rank = frame.origin.rank
         if self.rank is not None and rank > self.rank:
             return None
         if rank != self.rank:

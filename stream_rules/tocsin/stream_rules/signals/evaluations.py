@@ -60,7 +60,7 @@ class Evaluations:
 
     def complete(self, frame: StepFrame, at: Moment) -> Iterator[Evaluation]:
         """Take losses in; give the evaluations that are complete now."""
-        column, rank = frame.column("loss"), frame.speaker.rank
+        column, rank = frame.column("loss"), frame.origin.rank
         if column is None or frame.mode not in ("train", "eval"):
             return
         training = frame.mode == "train"

@@ -74,7 +74,7 @@ class InitialLearningRate:
 
     def add_losses(self, frame: StepFrame) -> None:
         """Losses of the lowest rank, as long as they are the first ones."""
-        column, rank = frame.column("loss"), frame.speaker.rank
+        column, rank = frame.column("loss"), frame.origin.rank
         if column is None or frame.mode != "train" or len(self.losses) >= _FIRST:
             return
         if self.rank is not None and rank > self.rank:

@@ -36,7 +36,7 @@ class PhaseTimes:
 
     def add(self, frame: StepFrame) -> None:
         """Take the phases of some steps."""
-        rank = frame.speaker.rank
+        rank = frame.origin.rank
         name = self.node_of.get(rank, "")
         node = self.nodes.get(name)
         if node is None or rank < node.rank:

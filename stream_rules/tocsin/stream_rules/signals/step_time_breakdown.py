@@ -59,7 +59,7 @@ def lowest_rank_breakdown(frame: StepFrame, lowest: int | None) -> Doubles | Non
 
     None: the frame is of a higher rank, for which none is made, or has no step time.
     """
-    if lowest is not None and frame.speaker.rank > lowest:
+    if lowest is not None and frame.origin.rank > lowest:
         return None
     return step_time_breakdown(frame)
 

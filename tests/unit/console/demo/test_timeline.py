@@ -8,7 +8,7 @@ from support.issue_records import incarnation, issue
 from tocsin.console.demo.timeline import TimelineEntry, timeline
 from tocsin.console.demo.webhook_receiver import Received
 from tocsin.schemas.records.events import Data, Event
-from tocsin.schemas.records.frames import Speaker, StepFrame
+from tocsin.schemas.records.frames import RecordOrigin, StepFrame
 from tocsin.schemas.records.runs import Heartbeat
 from tocsin.schemas.records.stops.commands import StopEscalated, StopExited, StopLeft
 
@@ -23,7 +23,7 @@ def told(at_ms: int, data: Data) -> TimelineEntry:
 
 def steps(first: int, end_ms: int) -> TimelineEntry:
     frame = StepFrame(
-        speaker=Speaker(run_id=RUN, incarnation=INCARNATION),
+        origin=RecordOrigin(run_id=RUN, incarnation=INCARNATION),
         steps=np.array([first], np.uint64),
         at_us=np.array([end_ms * 1000], np.uint64),
         columns=("loss",),

@@ -24,7 +24,7 @@ from tocsin.emitter.probes.weight_updates import SAMPLE, UpdateProbe
 from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.statistics.async_copy import HostCopy
 from tocsin.emitter.statistics.tables import Table
-from tocsin.schemas.records.frames import Speaker, TensorFrame
+from tocsin.schemas.records.frames import RecordOrigin, TensorFrame
 
 NAN = math.nan
 
@@ -34,7 +34,7 @@ class Sink:
 
     def __init__(self) -> None:
         self.settings = CaptureSettings()
-        self.speaker = Speaker(run_id="r1", incarnation="i1")
+        self.origin = RecordOrigin(run_id="r1", incarnation="i1")
         self.next_step = 0
         self.rows: list[dict[str, float]] = []
         self.frames: list[TensorFrame] = []

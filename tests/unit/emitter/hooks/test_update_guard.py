@@ -318,7 +318,7 @@ def test_the_command_that_follows_confirms_it(
         assert rank is not None
         assert rank.socket is not None
         command = node.signer.command(
-            "r1", rank.speaker.incarnation, checkpoint=policy, last_good_checkpoint=good
+            "r1", rank.origin.incarnation, checkpoint=policy, last_good_checkpoint=good
         )
         datagrams.send(rank.socket, node.signer.sign(command).message())
         # Its end waits for that.

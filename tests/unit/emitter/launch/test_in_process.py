@@ -22,7 +22,7 @@ from tocsin.emitter.process import environment
 from tocsin.emitter.stop.listener import ThreadListener
 from tocsin.emitter.training.training import Training
 from tocsin.schemas.configuration.file import load_config
-from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.frames import RecordOrigin
 from tocsin.schemas.topics import Topics
 
 
@@ -58,7 +58,7 @@ def test_the_node_is_sampled_where_there_is_no_helper(
     running = Services(environ, added, load_config(None, {}, folder=tmp_path), helper=wanted)
     training = types.SimpleNamespace(
         sender=types.SimpleNamespace(records=1),
-        speaker=Speaker(run_id="r1", incarnation="i1"),
+        origin=RecordOrigin(run_id="r1", incarnation="i1"),
         emit=lambda data: None,
     )
     running.listen(cast(Training, training))
@@ -73,7 +73,7 @@ def test_the_node_is_sampled_where_there_is_no_helper(
     assert node.registrations() == []
     samples = said(tmp_path).samples
     assert bool(samples) is wanted
-    assert all(frame.speaker.incarnation == "i1" for frame in samples)
+    assert all(frame.origin.incarnation == "i1" for frame in samples)
 
 
 def test_a_helper_that_drains_for_too_long_sees_the_end_of_its_stdin(
@@ -96,7 +96,7 @@ def test_a_helper_that_drains_for_too_long_sees_the_end_of_its_stdin(
         environment.BUS: f"embedded:{tmp_path / 'bus.db'}", environment.RUNTIME_DIR: str(runtime),
     }  # fmt: skip
     running = Services({}, added, load_config(None, {}, folder=tmp_path), helper=True)
-    training = types.SimpleNamespace(speaker=Speaker(run_id="r1", incarnation="i1"))
+    training = types.SimpleNamespace(origin=RecordOrigin(run_id="r1", incarnation="i1"))
     running.listen(cast(Training, training))
     running.close()
     assert ended.exists()

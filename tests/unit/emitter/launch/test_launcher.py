@@ -211,7 +211,7 @@ def test_without_a_helper_the_launcher_samples_the_node_and_the_job(tmp_path: Pa
     assert job.wait() == 0
     told = said(tmp_path)
     frame = told.samples[-1]
-    assert frame.speaker.incarnation == job.incarnation()
+    assert frame.origin.incarnation == job.incarnation()
     assert {"memory.used_bytes", "cpu.percent"} <= set(frame.columns)
     of_the_job = [each for each in told.samples if "memory.process_tree_bytes" in each.columns]
     column = of_the_job[0].columns.index("memory.process_tree_bytes")

@@ -18,7 +18,7 @@ from tocsin.emitter.node import agent, publisher
 from tocsin.emitter.node.agent import NodeAgent
 from tocsin.emitter.node.publisher import NodePlan, NodeReport
 from tocsin.emitter.node.registry import NODE_FOLDER, NodeFolder, Registration
-from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.frames import RecordOrigin
 from tocsin.schemas.topics import Topics
 
 PLAN = NodePlan(interval_s=0.02)
@@ -40,9 +40,9 @@ class Site:
         self.folder = NodeFolder(folder)
 
     def report(self, run_id: str = "r1", incarnation: str = "i1", pid: int = 0) -> NodeReport:
-        speaker = Speaker(run_id=run_id, incarnation=incarnation)
+        origin = RecordOrigin(run_id=run_id, incarnation=incarnation)
         report = NodeReport(
-            self.bus, Topics(), speaker, folder=None, plan=PLAN, environ=self.environ
+            self.bus, Topics(), origin, folder=None, plan=PLAN, environ=self.environ
         )
         report.node.root_pid = pid or os.getpid()
         return report
@@ -115,12 +115,12 @@ async def _launchers_and_an_agent(tmp_path: Path) -> None:
 def test_launchers_step_aside_for_an_agent_and_come_back(tmp_path: Path) -> None:
     asyncio.run(_launchers_and_an_agent(tmp_path))
     samples = said(tmp_path).samples + said(tmp_path, "r2").samples
-    assert {frame.speaker.run_id for frame in samples} == {"r1", "r2"}
+    assert {frame.origin.run_id for frame in samples} == {"r1", "r2"}
     own = [frame for frame in samples if "memory.process_tree_bytes" in frame.columns]
-    assert {frame.speaker.run_id for frame in own} == {"r1", "r2"}
+    assert {frame.origin.run_id for frame in own} == {"r1", "r2"}
     # Whoever samples, no two do so at a time.
     for run_id in ("r1", "r2"):
-        frames = [frame for frame in samples if frame.speaker.run_id == run_id]
+        frames = [frame for frame in samples if frame.origin.run_id == run_id]
         spans = sorted((frame.at_us[0], frame.at_us[-1]) for frame in frames)
         assert all(a[1] <= b[0] for a, b in pairwise(spans))
 

@@ -12,9 +12,9 @@ import pytest
 from support.waiting import until
 from tocsin.emitter.node.gpus import Gpus
 from tocsin.emitter.node.sampler import Machine, Node, Packer, Sample, Sampler
-from tocsin.schemas.records.frames import Speaker, SystemFrame
+from tocsin.schemas.records.frames import RecordOrigin, SystemFrame
 
-SPEAKER = Speaker(run_id="r1", incarnation="i1")
+ORIGIN = RecordOrigin(run_id="r1", incarnation="i1")
 
 
 def test_a_sample_of_this_node(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_jobs_share_the_machine_and_keep_what_is_theirs_apart() -> None:
 
 
 def test_samples_are_packed_until_columns_change() -> None:
-    packer = Packer(SPEAKER, "node-1", packed_s=2.0)
+    packer = Packer(ORIGIN, "node-1", packed_s=2.0)
     assert packer.add({"a": 1.0, "b": 2.0}, 0) == []
     assert packer.add({"b": 3.0, "a": 4.0}, 500_000) == []
     (frame,) = packer.add({"a": 5.0, "b": 6.0}, 2_000_000)
@@ -76,7 +76,7 @@ def test_samples_are_packed_until_columns_change() -> None:
 def test_a_frame_does_not_wait_for_a_sample_that_would_be_too_late(
     interval_s: float, rows: int
 ) -> None:
-    packer = Packer(SPEAKER, "n", packed_s=5.0, interval_s=interval_s)
+    packer = Packer(ORIGIN, "n", packed_s=5.0, interval_s=interval_s)
     for n in range(rows - 1):
         assert packer.add({"a": 1.0}, round(n * interval_s * 1e6)) == []
     (frame,) = packer.add({"a": 1.0}, round((rows - 1) * interval_s * 1e6))
@@ -84,7 +84,7 @@ def test_a_frame_does_not_wait_for_a_sample_that_would_be_too_late(
 
 
 def test_a_clock_that_goes_back_holds_no_frame() -> None:
-    packer = Packer(SPEAKER, "n", interval_s=0.5)
+    packer = Packer(ORIGIN, "n", interval_s=0.5)
     packer.add({"a": 1.0}, 100_000_000)
     (frame,) = packer.add({"a": 2.0}, 1_000_000)
     assert len(frame.at_us) == 2
@@ -92,7 +92,7 @@ def test_a_clock_that_goes_back_holds_no_frame() -> None:
 
 async def test_the_loop_hands_on_what_is_left_when_it_is_cancelled() -> None:
     sent: list[SystemFrame] = []
-    packer = Packer(SPEAKER, "n", packed_s=0.03)
+    packer = Packer(ORIGIN, "n", packed_s=0.03)
     task = asyncio.create_task(Sampler.for_job(Node(), packer, sent.append, interval_s=0.01).run())
     await until(lambda: sent)
     task.cancel()
@@ -113,7 +113,7 @@ async def test_a_sample_that_hangs_does_not_hold_up_the_end(
             go.wait(30)
             return {}
 
-    sampler = Sampler.for_job(Hanging(), Packer(SPEAKER, "n"), lambda frame: None)
+    sampler = Sampler.for_job(Hanging(), Packer(ORIGIN, "n"), lambda frame: None)
     task = asyncio.create_task(sampler.run())
     await until(began.is_set)
     task.cancel()

@@ -12,7 +12,7 @@ from tocsin.emitter.probes import checksums
 from tocsin.emitter.probes.checksums import Checksums
 from tocsin.emitter.statistics.reductions import dense
 from tocsin.emitter.statistics.tables import Table
-from tocsin.schemas.records.frames import Speaker, TensorFrame
+from tocsin.schemas.records.frames import RecordOrigin, TensorFrame
 
 
 def table(parameters: list[tuple[str, torch.Tensor]]) -> Table:
@@ -85,7 +85,7 @@ def test_empty_and_unreadable_parameters() -> None:
 def test_a_frame_holds_them() -> None:
     one = table([("a", torch.ones(5)), ("b", -torch.ones(5))])
     frame = TensorFrame(
-        speaker=Speaker(run_id="r", incarnation="00000000-0000-0000-0000-000000000001"),
+        origin=RecordOrigin(run_id="r", incarnation="00000000-0000-0000-0000-000000000001"),
         step=100,
         collection=one.collection,
         rows=one.names,

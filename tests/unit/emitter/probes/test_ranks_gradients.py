@@ -52,12 +52,12 @@ class Scenario:
             frame = decode(read_meta(record.headers), record.value)
             if isinstance(frame, StepFrame) and (values := frame.column(name)) is not None:
                 pairs = zip(frame.steps.tolist(), values.tolist(), strict=True)
-                found[frame.speaker.rank].update(pairs)
+                found[frame.origin.rank].update(pairs)
         return found
 
     def frames(self, collection: str) -> dict[tuple[int, int], TensorFrame]:
         """By rank and step."""
-        return {(f.speaker.rank, f.step): f for f in self.said.frames if f.collection == collection}
+        return {(f.origin.rank, f.step): f for f in self.said.frames if f.collection == collection}
 
 
 @dataclass

@@ -31,13 +31,13 @@ from tocsin.emitter.stop.verification import Facts, SignedCommand, Verdict
 from tocsin.emitter.training.session import Session
 from tocsin.emitter.training.user_arrays import as_array
 from tocsin.schemas.records.events import Data
-from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.frames import RecordOrigin
 from tocsin.schemas.records.runs import Heartbeat, RunEnded
 from tocsin.schemas.records.stops.commands import StopRequested
 from tocsin.schemas.signing import TrustedKeys
 from tocsin.schemas.topics import Topics
 
-SPEAKER = Speaker(run_id="r1", incarnation="i1")
+ORIGIN = RecordOrigin(run_id="r1", incarnation="i1")
 
 
 def ignore(data: Data) -> None:
@@ -86,7 +86,7 @@ def test_what_fails_at_the_end_does_not_keep_the_rest_of_the_end_from_happening(
 
 def test_an_edge_that_fails_is_passed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TOCSIN_RUNTIME_DIR", str(tmp_path))
-    rank = exit_points.started(SPEAKER, ignore)
+    rank = exit_points.started(ORIGIN, ignore)
     try:
         rank.awake = True
 
@@ -109,7 +109,7 @@ def test_a_stop_comes_through_without_a_stderr(
     monkeypatch.setenv("TOCSIN_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("TOCSIN_LAUNCHER", raising=False)
     monkeypatch.delenv("TOCSIN_STOP", raising=False)
-    rank = exit_points.started(SPEAKER, ignore)
+    rank = exit_points.started(ORIGIN, ignore)
     try:
         rank.hear(signer.sign(signer.command("r1", "i1")))
         with open(os.devnull, "w") as closed:
@@ -144,7 +144,7 @@ def test_a_tensor_of_a_type_that_numpy_lacks_is_recorded() -> None:
 
 
 def sender(tmp_path: Path, **more: object) -> Sender:
-    address = Address(topics=Topics(), speaker=SPEAKER, source="/runs/r1", create_topics=True)
+    address = Address(topics=Topics(), origin=ORIGIN, source="/runs/r1", create_topics=True)
     return Sender(lambda: EmbeddedBus(tmp_path / "bus.db"), address, **more)  # type: ignore[arg-type]  # by name
 
 
@@ -185,7 +185,7 @@ from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.emitter.send.encoding import Address
 from tocsin.emitter.send.sender import Sender
 from tocsin.schemas.records.runs import Heartbeat
-from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.frames import RecordOrigin
 from tocsin.schemas.topics import Topics
 
 class Remote(EmbeddedBus):
@@ -193,8 +193,8 @@ class Remote(EmbeddedBus):
         await asyncio.get_running_loop().getaddrinfo("localhost", 80)
         return await super().__aenter__()
 
-speaker = Speaker(run_id="r1", incarnation="i1")
-address = Address(topics=Topics(), speaker=speaker, source="/runs/r1", create_topics=True)
+origin = RecordOrigin(run_id="r1", incarnation="i1")
+address = Address(topics=Topics(), origin=origin, source="/runs/r1", create_topics=True)
 sending = Sender(lambda: Remote(Path(sys.argv[1])), address)
 sending.start()
 

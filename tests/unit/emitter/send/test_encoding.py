@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from tocsin.emitter.send.encoding import Address, Encoder
 from tocsin.emitter.send.outbox import Item, StepRow
 from tocsin.schemas.records.collections import Mode
-from tocsin.schemas.records.frames import Speaker, StepFrame, TensorFrame
+from tocsin.schemas.records.frames import RecordOrigin, StepFrame, TensorFrame
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics
 from tocsin.stream_rules.reading.rank_series import RankSeries
 
-SPEAKER = Speaker(run_id="r1", incarnation="i1")
+ORIGIN = RecordOrigin(run_id="r1", incarnation="i1")
 STEP = ("loss", "step_time_s", "lr.0")
 EXACT = (*STEP, "gradient_norm")
 COLUMNS = (STEP, EXACT, ("log.accuracy",), ("log.reward", "log.length"), ("forward_device_s",))
@@ -27,7 +27,7 @@ def encoded(items: Sequence[Item]) -> list[StepFrame | TensorFrame]:
     def fail(what: str, error: Exception) -> None:
         raise AssertionError(what) from error
 
-    address = Address(topics=Topics(), speaker=SPEAKER, source="/runs/r1")
+    address = Address(topics=Topics(), origin=ORIGIN, source="/runs/r1")
     frames = []
     for record in Encoder(address, fail).encode(items, dropped=0):
         found = decode(read_meta(record.headers), record.value or b"")
@@ -43,7 +43,7 @@ def row(step: int, columns: tuple[str, ...] = STEP, mode: Mode = "train") -> Ste
 
 def summary(step: int) -> TensorFrame:
     return TensorFrame(
-        speaker=SPEAKER,
+        origin=ORIGIN,
         step=step,
         collection="gradients",
         rows=("weight",),

@@ -11,7 +11,7 @@ import pytest
 from support.waiting import until
 from tocsin.bus.port import BusError, BusUnavailable, Outgoing, UnusableBus
 from tocsin.emitter.send.publisher import Publisher
-from tocsin.schemas.records.frames import Speaker, SystemFrame
+from tocsin.schemas.records.frames import RecordOrigin, SystemFrame
 from tocsin.schemas.records.stops.commands import StopAcknowledged
 from tocsin.schemas.records.wire import read_meta
 from tocsin.schemas.topics import Topics
@@ -72,7 +72,7 @@ async def test_what_was_said_before_and_between_two_buses_is_published_on_the_se
 def frame(step: int) -> SystemFrame:
     """One sample, of that time."""
     return SystemFrame(
-        speaker=Speaker(run_id="r1", incarnation="i1"),
+        origin=RecordOrigin(run_id="r1", incarnation="i1"),
         node="n",
         at_us=np.array([step], np.uint64),
         columns=("cpu.percent",),

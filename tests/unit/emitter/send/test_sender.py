@@ -23,7 +23,7 @@ from tocsin.schemas.records.frames import (
     COUNT_COLUMNS,
     MAX_FRAME_BYTES,
     STATISTIC_COLUMNS,
-    Speaker,
+    RecordOrigin,
     StepFrame,
     SystemFrame,
     TensorFrame,
@@ -36,12 +36,12 @@ from tocsin.schemas.records.runs import (
 )
 from tocsin.schemas.topics import Topics
 
-SPEAKER = Speaker(run_id="r1", incarnation="i1")
+ORIGIN = RecordOrigin(run_id="r1", incarnation="i1")
 
 
 def frame(step: int, rows: int = 10) -> TensorFrame:
     return TensorFrame(
-        speaker=SPEAKER,
+        origin=ORIGIN,
         step=step,
         collection="gradients",
         rows=tuple(f"layer.{i}" for i in range(rows)),
@@ -145,13 +145,13 @@ def test_only_the_newest_heartbeat_waits() -> None:
 
 
 def test_rows_become_one_frame() -> None:
-    packed = pack([row(3), row(4)], SPEAKER)
+    packed = pack([row(3), row(4)], ORIGIN)
     assert packed.steps.tolist() == [3, 4]
     assert packed.values.tolist() == [[3.0], [4.0]]
 
 
 def make(folder: Path, told: list[str], **more: object) -> Sender:
-    address = Address(topics=Topics(), speaker=SPEAKER, source="/runs/r1", create_topics=True)
+    address = Address(topics=Topics(), origin=ORIGIN, source="/runs/r1", create_topics=True)
     return Sender(lambda: EmbeddedBus(folder / "bus.db"), address, tell=told.append, **more)  # type: ignore[arg-type]
 
 
@@ -231,7 +231,7 @@ def test_exit_is_bounded_without_a_bus(tmp_path: Path) -> None:
     def refuse() -> EmbeddedBus:
         raise BusUnavailable("no broker")
 
-    address = Address(topics=Topics(), speaker=SPEAKER, source="/runs/r1")
+    address = Address(topics=Topics(), origin=ORIGIN, source="/runs/r1")
     sender = Sender(refuse, address, tell=told.append)
     sender.start()
     sender.publish(PhaseMark(run_id="r1", incarnation="i1", name="x", edge="begin"))
@@ -329,7 +329,7 @@ def test_twenty_thousand_tensors_are_split_by_bytes_with_names_in_each(tmp_path:
     sender.start()
     names = tuple(f"model.layers.{i // 9}.self_attn.q_proj.weight.{i}" for i in range(20_000))
     whole = TensorFrame(
-        speaker=SPEAKER,
+        origin=ORIGIN,
         step=4,
         collection="weights",
         rows=names,

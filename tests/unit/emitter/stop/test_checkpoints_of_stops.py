@@ -17,7 +17,7 @@ from tocsin.emitter.stop.rank import Rank
 from tocsin.emitter.stop.rank_agreement import Agreement
 from tocsin.schemas.records.checkpoints import Checkpoint
 from tocsin.schemas.records.events import Data
-from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.frames import RecordOrigin
 from tocsin.schemas.records.stops.commands import StopCheckpoint, StopLeft
 
 GOOD = Checkpoint(path="/c/9.pt", step=9, verified=True)
@@ -35,8 +35,8 @@ class Place:
     def started(
         self, *, finite: Callable[[], bool] = lambda: True, world_size: int = 1, rank: int = 0
     ) -> Rank:
-        speaker = Speaker(run_id="r1", incarnation="i1", rank=rank, world_size=world_size)
-        return exit_points.started(speaker, self.said.append, finite=finite)
+        origin = RecordOrigin(run_id="r1", incarnation="i1", rank=rank, world_size=world_size)
+        return exit_points.started(origin, self.said.append, finite=finite)
 
     def leaves(self, rank: Rank, **changes: Any) -> StopCheckpoint:
         """What the rank decides at the edge after such a command."""

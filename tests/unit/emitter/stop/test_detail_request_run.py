@@ -76,7 +76,7 @@ def test_a_warning_brings_rows_of_each_step_for_fifty_steps(
         training = hooks.capture.training
         assert training.sender.flush(20)
         issue, look = warnings_of(tmp_path)
-        members = Members(training.speaker.incarnation, process_lives)
+        members = Members(training.origin.incarnation, process_lives)
         for message in launcher.drain():
             members.receive(message)
         hands: object = _NoHands()

@@ -19,7 +19,7 @@ from tocsin.emitter.stop.detail_requests import EVERY_MS, MAX_STEPS, CloserLooks
 from tocsin.emitter.stop.listener import Listener, ThreadListener
 from tocsin.emitter.stop.processes import Members
 from tocsin.schemas.records.events import Data, Event
-from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.frames import RecordOrigin
 from tocsin.schemas.records.stops.commands import LookCloser
 from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import Topics, issue_partition
@@ -135,7 +135,7 @@ def test_from_the_bus_to_the_training_of_a_rank(
     monkeypatch.setenv("TOCSIN_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("TOCSIN_LAUNCHER", str(tmp_path / datagrams.LAUNCHER_SOCKET))
     topics, path = Topics(), tmp_path / "bus.db"
-    speaker = Speaker(run_id="r1", incarnation="i1")
+    origin = RecordOrigin(run_id="r1", incarnation="i1")
     asked: list[tuple[int, str]] = []
     told = threading.Event()
 
@@ -153,11 +153,11 @@ def test_from_the_bus_to_the_training_of_a_rank(
     asyncio.run(publish())
     endpoint = datagrams.Endpoint(tmp_path / datagrams.LAUNCHER_SOCKET)
     listener = ThreadListener(
-        lambda: EmbeddedBus(path), topics, speaker, lambda data: None, endpoint
+        lambda: EmbeddedBus(path), topics, origin, lambda data: None, endpoint
     )
     listener.start()
     try:
-        exit_points.started(speaker, lambda data: None, look_closer=look_closer)
+        exit_points.started(origin, lambda data: None, look_closer=look_closer)
         wait_until(lambda: listener.members.living("i1"))
         assert listener.listener.ready.wait(5)
         asyncio.run(publish(outgoing(request(not_after_ms=4 * NOW_MS))))

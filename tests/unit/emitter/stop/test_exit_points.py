@@ -28,11 +28,11 @@ from tocsin.emitter.stop.rank import Rank
 from tocsin.emitter.stop.rank_agreement import Agreement
 from tocsin.emitter.stop.side_group import GlooCollective
 from tocsin.schemas.records.events import Data
-from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.frames import RecordOrigin
 from tocsin.schemas.records.runs import CaptureDegraded
 from tocsin.schemas.records.stops.commands import StopAcknowledged, StopLeft, StopRefused
 
-SPEAKER = Speaker(run_id="r1", incarnation="i1")
+ORIGIN = RecordOrigin(run_id="r1", incarnation="i1")
 
 
 @dataclass
@@ -72,8 +72,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     launcher.close()
 
 
-def start(place: Place, speaker: Speaker = SPEAKER) -> Rank:
-    return exit_points.started(speaker, place.said.append, flush=place.flushed.append, training=2)
+def start(place: Place, origin: RecordOrigin = ORIGIN) -> Rank:
+    return exit_points.started(origin, place.said.append, flush=place.flushed.append, training=2)
 
 
 def test_checking_costs_nothing_without_a_training() -> None:
@@ -245,7 +245,7 @@ def test_an_emitter_that_fails_does_not_hold_up_the_stop(place: Place) -> None:
     def failing(_timeout_s: float) -> None:
         raise RuntimeError("the bus is gone")
 
-    rank = exit_points.started(SPEAKER, place.said.append, flush=failing)
+    rank = exit_points.started(ORIGIN, place.said.append, flush=failing)
     rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
     with pytest.raises(StopTraining):
         exit_points.check("optimizer_step", 1)
@@ -311,7 +311,9 @@ class Ticking:
 
 def rank_with(place: Place, agreement: Agreement) -> Rank:
     return Rank(
-        Speaker(run_id="r1", incarnation="i1", world_size=2), place.said.append, agreed=agreement
+        RecordOrigin(run_id="r1", incarnation="i1", world_size=2),
+        place.said.append,
+        agreed=agreement,
     )
 
 

@@ -31,7 +31,7 @@ from tocsin.emitter.stop.verification import (
     trusted_paths,
 )
 from tocsin.schemas.records.events import Data
-from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.frames import RecordOrigin
 from tocsin.schemas.records.stops.commands import StopAcknowledged, StopRefused, StopRequested
 from tocsin.schemas.signing import SigningKey, TrustedKeys
 from tocsin.schemas.topics import Topics
@@ -313,7 +313,7 @@ def test_the_listener_in_a_thread_hands_the_signed_bytes_to_the_ranks(
     listener = ThreadListener(
         lambda: EmbeddedBus(path),
         topics,
-        Speaker(run_id="r1", incarnation="i1"),
+        RecordOrigin(run_id="r1", incarnation="i1"),
         said.append,
         datagrams.Endpoint(tmp_path / datagrams.LAUNCHER_SOCKET),
         environ={"TOCSIN_STOP_KEYS": str(keys)},
@@ -376,7 +376,7 @@ def test_without_a_launcher_its_stand_in_answers_who_asks_to_leave(
         here = ThreadListener(
             lambda: EmbeddedBus(tmp_path / "bus.db"),
             Topics(),
-            Speaker(run_id="r1", incarnation="i1"),
+            RecordOrigin(run_id="r1", incarnation="i1"),
             lambda data: None,
             datagrams.Endpoint(tmp_path / "launcher.sock"),
             environ={**environ, **more},

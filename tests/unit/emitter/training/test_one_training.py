@@ -112,10 +112,10 @@ def test_the_launchers_of_two_nodes(tmp_path: Path) -> None:
     assert sorted(each.rank for each in ranks) == [0, 1]
     marks = [each for each in events_of(tmp_path, PhaseMark) if each.name == "preparation"]
     assert len(marks) == 4
-    early = [frame.speaker for frame in frames(tmp_path) if frame.collection == "scores"]
-    assert sorted(speaker.rank for speaker in early) == [0, 1]
+    early = [frame.origin for frame in frames(tmp_path) if frame.collection == "scores"]
+    assert sorted(origin.rank for origin in early) == [0, 1]
     assert {mark.incarnation for mark in marks} == {ranks[0].incarnation}
-    assert {speaker.incarnation for speaker in early} == {ranks[0].incarnation}
+    assert {origin.incarnation for origin in early} == {ranks[0].incarnation}
     (incarnation,) = {each.incarnation for each in ranks}
     assert incarnation in launchers
     assert len(launchers) == 2

@@ -21,10 +21,10 @@ from tocsin.emitter.statistics.quantiles import ROW_COLUMNS
 from tocsin.emitter.training.session import Session
 from tocsin.emitter.training.user_arrays import as_array, frame_of
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.records.frames import Speaker
+from tocsin.schemas.records.frames import RecordOrigin
 from tocsin.stream_rules.testing import assert_fires
 
-SPEAKER = Speaker(run_id="r1", incarnation="i1")
+ORIGIN = RecordOrigin(run_id="r1", incarnation="i1")
 
 
 class FakeJax:
@@ -65,7 +65,7 @@ class FakeDlpack:
 
 
 def row(array: object) -> tuple[dict[str, float], list[int]]:
-    frame = frame_of(SPEAKER, {"a": as_array(array)}, "weights", 3)
+    frame = frame_of(ORIGIN, {"a": as_array(array)}, "weights", 3)
     assert frame.encode()
     return dict(zip(frame.columns, frame.values[0].tolist(), strict=True)), frame.counts[0].tolist()
 

@@ -22,7 +22,7 @@ from tocsin.schemas.records.events import EVENT_TYPES, Event
 from tocsin.schemas.records.frames import (
     COUNT_COLUMNS,
     STATISTIC_COLUMNS,
-    Speaker,
+    RecordOrigin,
     StepFrame,
     SystemFrame,
     TensorFrame,
@@ -55,9 +55,9 @@ def mutated(draw: st.DrawFn, valid: bytes) -> bytes:
     return bytes(value)
 
 
-SPEAKER = Speaker(run_id="gpt-1", incarnation="i-1", rank=1, world_size=2)
+ORIGIN = RecordOrigin(run_id="gpt-1", incarnation="i-1", rank=1, world_size=2)
 TENSORS = TensorFrame(
-    speaker=SPEAKER,
+    origin=ORIGIN,
     step=3,
     collection="gradients",
     rows=("a.weight", "b.bias"),
@@ -67,14 +67,14 @@ TENSORS = TensorFrame(
     counts=np.ones((2, 4), np.uint64),
 )
 STEPS = StepFrame(
-    speaker=SPEAKER,
+    origin=ORIGIN,
     steps=np.arange(3, dtype=np.uint64),
     at_us=np.arange(3, dtype=np.uint64),
     columns=("loss", "lr.0"),
     values=np.zeros((3, 2), np.float32),
 )
 SYSTEM = SystemFrame(
-    speaker=SPEAKER,
+    origin=ORIGIN,
     node="n",
     at_us=np.arange(1, dtype=np.uint64),
     columns=("cpu.percent",),
@@ -291,7 +291,7 @@ def test_a_field_of_a_later_release_is_ignored() -> None:
 def test_an_array_that_does_not_fit_is_the_callers_bug() -> None:
     with pytest.raises(ValueError, match="values"):
         TensorFrame(
-            speaker=SPEAKER,
+            origin=ORIGIN,
             step=0,
             collection="weights",
             rows=("a",),

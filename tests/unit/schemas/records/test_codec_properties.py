@@ -19,7 +19,7 @@ from tocsin.schemas.records.frames import (
     STATISTIC_COLUMNS,
     Frame,
     Mode,
-    Speaker,
+    RecordOrigin,
     StepFrame,
     SystemFrame,
     TensorFrame,
@@ -40,8 +40,8 @@ incarnations = st.from_regex(r"[a-f0-9-]{0,36}", fullmatch=True)
 reals = st.floats(allow_nan=True, allow_infinity=True, allow_subnormal=True)
 finite = st.floats(0, 1e300)
 modes: st.SearchStrategy[Mode] = st.sampled_from(("train", "eval", "predict", "global"))
-speakers = st.builds(
-    Speaker,
+origins = st.builds(
+    RecordOrigin,
     run_id=run_ids,
     incarnation=incarnations,
     rank=whole,
@@ -62,7 +62,7 @@ def tensor_frames(draw: st.DrawFn) -> TensorFrame:
     columns, counts = draw(column_names), draw(column_names)
     parts = draw(st.integers(1, MAX_INT))
     return TensorFrame(
-        speaker=draw(speakers),
+        origin=draw(origins),
         step=draw(whole),
         mode=draw(modes),
         collection=draw(words),
@@ -82,7 +82,7 @@ def tensor_frames(draw: st.DrawFn) -> TensorFrame:
 def step_frames(draw: st.DrawFn) -> StepFrame:
     n, columns = draw(st.integers(0, 5)), draw(column_names)
     return StepFrame(
-        speaker=draw(speakers),
+        origin=draw(origins),
         mode=draw(modes),
         steps=draw(floats("<u8", (n,))),
         at_us=draw(floats("<u8", (n,))),
@@ -95,7 +95,7 @@ def step_frames(draw: st.DrawFn) -> StepFrame:
 def system_frames(draw: st.DrawFn) -> SystemFrame:
     n, columns = draw(st.integers(0, 5)), draw(column_names)
     return SystemFrame(
-        speaker=draw(speakers),
+        origin=draw(origins),
         node=draw(words),
         at_us=draw(floats("<u8", (n,))),
         columns=columns,
@@ -178,7 +178,7 @@ def same_fields(a: Frame, b: Frame) -> bool:
 
 @given(tensor_frames() | step_frames() | system_frames())
 def test_a_frame_comes_back_bit_for_bit(frame: TensorFrame | StepFrame | SystemFrame) -> None:
-    meta = meta_of(frame, rank=frame.speaker.rank)
+    meta = meta_of(frame, rank=frame.origin.rank)
 
     back = decode(read_meta(meta.headers()), frame.encode())
 
@@ -270,7 +270,7 @@ def test_a_path_that_is_not_utf8_is_carried_readably() -> None:
 def test_parts_fit_and_make_the_whole(rows: list[str], max_bytes: int) -> None:
     n = len(rows)
     whole_frame = TensorFrame(
-        speaker=Speaker(run_id="gpt-1", incarnation="i-1"),
+        origin=RecordOrigin(run_id="gpt-1", incarnation="i-1"),
         step=7,
         collection="weights",
         rows=tuple(rows),

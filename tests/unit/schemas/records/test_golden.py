@@ -545,8 +545,8 @@ def test_event(name: str) -> None:
 def test_tensors() -> None:
     frame = TensorFrame.decode(read("tensors-v1", ".bin"))
 
-    assert (frame.speaker.run_id, frame.speaker.incarnation) == (RUN, INCARNATION)
-    assert (frame.speaker.rank, frame.speaker.world_size) == (1, 2)
+    assert (frame.origin.run_id, frame.origin.incarnation) == (RUN, INCARNATION)
+    assert (frame.origin.rank, frame.origin.world_size) == (1, 2)
     assert (frame.step, frame.mode, frame.collection, frame.every) == (
         1200,
         "train",
@@ -574,7 +574,7 @@ def test_tensors() -> None:
 def test_steps() -> None:
     frame = StepFrame.decode(read("steps-v1", ".bin"))
 
-    assert (frame.speaker.run_id, frame.speaker.rank, frame.mode) == (RUN, 1, "eval")
+    assert (frame.origin.run_id, frame.origin.rank, frame.mode) == (RUN, 1, "eval")
     assert frame.steps.tolist() == [1199, 1200]
     assert frame.at_us.tolist() == [1795258012150000, 1795258012250123]
     assert frame.columns == ("loss", "lr.0", "log.accuracy")
@@ -586,7 +586,7 @@ def test_steps() -> None:
 def test_system() -> None:
     frame = SystemFrame.decode(read("system-v1", ".bin"))
 
-    assert (frame.speaker.run_id, frame.speaker.rank, frame.node) == (RUN, 1, "node-17")
+    assert (frame.origin.run_id, frame.origin.rank, frame.node) == (RUN, 1, "node-17")
     assert frame.at_us.tolist() == [1795258012250123]
     assert frame.columns == ("cpu.percent", "memory.used_bytes", "gpu.0.utilization_percent")
     np.testing.assert_array_equal(frame.values, [[97.5, 68719476737.0, np.nan]])

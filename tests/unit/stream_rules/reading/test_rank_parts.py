@@ -372,7 +372,7 @@ def test_scalars_reach_the_copy_of_their_rank_and_those_of_the_leader_reach_all(
     for number, rule in readers.items():
 
         def on_steps(frame: StepFrame, at: object, number: int = number) -> tuple[()]:
-            calls.append((frame.speaker.rank, number))
+            calls.append((frame.origin.rank, number))
             return ()
 
         rule.on_steps = on_steps  # type: ignore[method-assign]

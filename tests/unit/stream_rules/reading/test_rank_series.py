@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from tocsin.schemas.records.frames import Speaker, StepFrame
+from tocsin.schemas.records.frames import RecordOrigin, StepFrame
 from tocsin.stream_rules.reading.rank_series import RankSeries
 
 
 def frame(*points: tuple[int, float], rank: int = 0, column: str = "loss") -> StepFrame:
     return StepFrame(
-        speaker=Speaker(run_id="r1", incarnation="i1", rank=rank),
+        origin=RecordOrigin(run_id="r1", incarnation="i1", rank=rank),
         steps=np.array([step for step, _ in points], np.uint64),
         at_us=np.zeros(len(points), np.uint64),
         columns=(column,),

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from tocsin.schemas.records.frames import Speaker, StepFrame
+from tocsin.schemas.records.frames import RecordOrigin, StepFrame
 from tocsin.stream_rules.reading.sharded_norms import WAITING, ShardedNorms
 from tocsin.stream_rules.reading.state_codec import dump_state, load_state
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, only
@@ -17,7 +17,7 @@ SPECS = only("exploding_gradient")
 
 def frame(rank: int, parts: dict[int, float]) -> StepFrame:
     return StepFrame(
-        speaker=Speaker(run_id="r1", incarnation="i1", rank=rank, world_size=2),
+        origin=RecordOrigin(run_id="r1", incarnation="i1", rank=rank, world_size=2),
         steps=np.array(list(parts), np.uint64),
         at_us=np.zeros(len(parts), np.uint64),
         columns=("gradient_norm_local_part",),

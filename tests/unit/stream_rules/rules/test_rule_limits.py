@@ -85,7 +85,7 @@ def ranks(run: RunBuilder, world: int, steps: range, slow: int | None) -> list[S
         values = np.tile(np.array([forward, 0.9 - forward, 1, 0], np.float32), (len(steps), 1))
         made.append(
             StepFrame(
-                speaker=replace(run.speaker(rank), world_size=world),
+                origin=replace(run.origin(rank), world_size=world),
                 mode="train",
                 steps=np.asarray(steps, np.uint64),
                 at_us=np.full(len(steps), run.now_ms * 1000, np.uint64),

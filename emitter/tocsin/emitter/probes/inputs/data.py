@@ -311,7 +311,7 @@ class DataProbe(Probe):
         for table in counted.tables():
             training.frame(
                 TensorFrame(
-                    speaker=training.speaker,
+                    origin=training.origin,
                     step=step,
                     mode=mode,
                     collection=table.collection,

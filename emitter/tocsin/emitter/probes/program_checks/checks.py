@@ -309,7 +309,7 @@ class SourceChecks(Probe):
 
     def _send(self, training: Training, table: Table, step: int) -> None:
         at_us = unix_us()
-        training.frame(table.frame(training.speaker, step, every=1, at_us=at_us))
+        training.frame(table.frame(training.origin, step, every=1, at_us=at_us))
 
 
 def _remembers(optimizer: torch.optim.Optimizer) -> bool:

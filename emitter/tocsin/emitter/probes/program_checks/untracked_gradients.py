@@ -50,7 +50,7 @@ class UntrackedGradients(Probe):
         with gradient_thread.lock:
             table = None if gradient_thread.several else self._look(step)
         if table is not None:
-            training.frame(table.frame(training.speaker, step, every=1, at_us=unix_us()))
+            training.frame(table.frame(training.origin, step, every=1, at_us=unix_us()))
         looks = (look for at in AT for look in (at, at + 1) if look > step)
         self.wakes = next(looks, NEVER)
 

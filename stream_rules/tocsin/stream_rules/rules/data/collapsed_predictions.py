@@ -190,7 +190,7 @@ class CollapsedPredictions(TensorRowRule[CollapsedPredictionsParams, _State]):
             reason=f"{100 * taken:.1f} % of the predictions{where} are class {table.rows[top]} "
             f"since step {kept.since}, which {100 * true:.1f} % of the labels are",
             first_step=kept.since,
-            first_rank=table.speaker.rank,
+            first_rank=table.origin.rank,
             facts=(
                 fact("class", table.rows[top]),
                 fact("predicted", taken, limit=params.share),

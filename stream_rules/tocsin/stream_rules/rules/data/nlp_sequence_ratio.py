@@ -120,7 +120,7 @@ class NlpSequenceRatio(TensorRowRule[NlpSequenceRatioParams, _State]):
         state, counts = self.state, table.count(_COUNT[table.collection])
         if counts is None:
             return
-        state.rank = table.speaker.rank
+        state.rank = table.origin.rank
         state.counted.append(dict(zip(table.rows, map(float, counts.tolist()), strict=True)))
         held = [sum(counts.values()) for counts in state.counted]
         while len(held) > _MOST or sum(held[1:]) >= self.params.samples:

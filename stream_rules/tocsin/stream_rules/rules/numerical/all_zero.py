@@ -106,7 +106,7 @@ class AllZero(TensorRowRule[AllZeroParams, _State]):
         numel, zeros = frame.count("numel"), frame.count("zeros")
         if numel is None or zeros is None or not len(frame.rows):
             return
-        if frame.collection == GRADIENTS and frame.speaker.rank == (self.state.norms.rank or 0):
+        if frame.collection == GRADIENTS and frame.origin.rank == (self.state.norms.rank or 0):
             total = int(numel.sum())
             if frame.parts == 1 and total:
                 yield from self._inspect(frame.step, zero=int(zeros.sum()) == total, at=at)

@@ -140,7 +140,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         if self.state.lead.accepts(frame):
             for _ in self.state.lead.points(frame, "loss"):
                 pass
-        rank = frame.speaker.rank
+        rank = frame.origin.rank
         loss, gradients, skipped = frame.column("loss"), *self._gradients(frame)
         bad_loss = self._bad(loss) if loss is not None else np.zeros(len(frame.steps), bool)
         bad = bad_loss | (gradients > 0)
@@ -163,7 +163,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         if frame.mode != "train":
             return
-        state, rank = self.state, frame.speaker.rank
+        state, rank = self.state, frame.origin.rank
         if is_forward(frame) and state.open_since is None:
             state.forward.setdefault(rank, Forward()).add(frame)
         counts = self._counts(frame)
@@ -260,7 +260,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
 
     def _skipped(self, frame: StepFrame) -> Outcome:
         """The loop, or a loss scaler, has skipped a batch whose loss is bad: nothing is lost."""
-        step, rank = int(frame.steps[-1]), frame.speaker.rank
+        step, rank = int(frame.steps[-1]), frame.origin.rank
         self.state.skipped_at = step
         forward = self.state.forward.pop(rank, None)
         began = None if forward is None else forward.origin(step)
@@ -325,7 +325,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         has seen the bad gradients and deals with them.
         """
         none = np.zeros(len(frame.steps), np.int64)
-        rank = frame.speaker.rank
+        rank = frame.origin.rank
         if any(name.startswith("lr.") for name in frame.columns):
             self.state.with_lr.add(rank)
             self.state.skipped.pop(rank, None)

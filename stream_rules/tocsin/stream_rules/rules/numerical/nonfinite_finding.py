@@ -96,7 +96,7 @@ def scalar_finding(
         subject=Subject(kind="loss" if evaluation else "scalar", name=shown),
         reason=f"{shown} is {_word(value)} at step {step}",
         first_step=step,
-        first_rank=frame.speaker.rank,
+        first_rank=frame.origin.rank,
         severity="warning",
         stop_worthy=False,
         facts=(fact(shown, value),),
@@ -105,8 +105,8 @@ def scalar_finding(
 
 def skipped_finding(frame: StepFrame, step: int, began: Origin | None) -> Finding:
     """A batch whose loss is not finite, and with which no step was made: a warning."""
-    rank = frame.speaker.rank
-    where = f" of rank {rank}" if frame.speaker.world_size > 1 else ""
+    rank = frame.origin.rank
+    where = f" of rank {rank}" if frame.origin.world_size > 1 else ""
     what = f"the loss{where} was not finite" if began is None else _has(began, step, where)
     why = "The batch was not used for a step, so the weights are unchanged. After five consecutive "
     "such"

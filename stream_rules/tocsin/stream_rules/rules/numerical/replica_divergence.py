@@ -152,7 +152,7 @@ class ReplicaDivergence(Rule[ReplicaDivergenceParams, _State]):
         return min(dues) + HOLD_MS if dues else None
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
-        state, rank, sums = self.state, frame.speaker.rank, frame.count("checksum")
+        state, rank, sums = self.state, frame.origin.rank, frame.count("checksum")
         kept = [i for i, name in enumerate(frame.rows) if _FLAT not in name]
         if sums is None or not kept or frame.step <= state.decided:
             return

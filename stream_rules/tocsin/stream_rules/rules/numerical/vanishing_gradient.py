@@ -116,9 +116,9 @@ class VanishingGradient(TensorRowRule[VanishingGradientParams, _State]):
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state, losses = self.state, frame.column("loss")
-        if losses is None or (state.rank is not None and frame.speaker.rank > state.rank):
+        if losses is None or (state.rank is not None and frame.origin.rank > state.rank):
             return ()
-        state.rank = frame.speaker.rank
+        state.rank = frame.origin.rank
         for loss in losses.tolist():
             if not math.isfinite(loss):
                 continue

@@ -225,7 +225,7 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
 
     def _schedule(self, frame: StepFrame) -> Outcomes:
         made, epochs = frame.column("schedule_steps"), frame.column("epochs")
-        if made is None or epochs is None or not len(made) or frame.speaker.rank:
+        if made is None or epochs is None or not len(made) or frame.origin.rank:
             return
         step = int(frame.steps[-1])
         self.state.schedule = (step, float(made[-1]), float(epochs[-1]))

@@ -166,7 +166,7 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
         return ()
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        state, rank = self.state, frame.speaker.rank
+        state, rank = self.state, frame.origin.rank
         if frame.mode != self.params.mode or frame.column("loss") is None:
             return
         if state.rank is not None and rank > state.rank:

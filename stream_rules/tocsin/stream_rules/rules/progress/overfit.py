@@ -152,7 +152,7 @@ class Overfit(Rule[OverfitParams, _State]):
 
     def _add_rates(self, frame: StepFrame) -> None:
         rates = frame.column("lr.0")
-        if rates is None or frame.mode != "train" or frame.speaker.rank != 0:
+        if rates is None or frame.mode != "train" or frame.origin.rank != 0:
             return
         state = self.state
         for rate in rates.tolist():

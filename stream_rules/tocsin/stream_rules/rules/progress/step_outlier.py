@@ -130,7 +130,7 @@ class StepOutlier(Rule[StepOutlierParams, _State]):
         return ()
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        rank, parts = frame.speaker.rank, lowest_rank_breakdown(frame, self.state.rank)
+        rank, parts = frame.origin.rank, lowest_rank_breakdown(frame, self.state.rank)
         if parts is None:
             return
         if rank != self.state.rank:

@@ -84,10 +84,10 @@ class TelemetryLost(Rule[TelemetryLostParams, _State]):
         return min(_MAX_GRACE_MS, self.params.threshold // timedelta(milliseconds=1))
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        return self._hear(frame.speaker.rank, at)
+        return self._hear(frame.origin.rank, at)
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
-        return self._hear(frame.speaker.rank, at)
+        return self._hear(frame.origin.rank, at)
 
     def on_event(self, data: RunData, at: Moment) -> Outcomes:
         if at.run.ended:

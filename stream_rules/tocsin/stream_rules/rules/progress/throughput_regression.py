@@ -132,7 +132,7 @@ class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
     state_type = _State
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        rank, parts = frame.speaker.rank, lowest_rank_breakdown(frame, self.state.rank)
+        rank, parts = frame.origin.rank, lowest_rank_breakdown(frame, self.state.rank)
         if parts is None:
             return
         if rank != self.state.rank:

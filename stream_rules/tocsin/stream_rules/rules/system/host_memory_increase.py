@@ -127,7 +127,7 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
         kept = frame.column("graphs_kept")
         if kept is None or not len(kept):
             return
-        rank, state = frame.speaker.rank, self.state
+        rank, state = frame.origin.rank, self.state
         if kept[-1] < _MOST_GRAPHS:
             state.graphs.pop(rank, None)
             if state.reported_of == rank:

@@ -132,13 +132,13 @@ class StragglerRank(Rule[StragglerRankParams, _State]):
         return ()
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        state, rank = self.state, frame.speaker.rank
-        if frame.speaker.world_size < 2 or rank >= frame.speaker.world_size:
+        state, rank = self.state, frame.origin.rank
+        if frame.origin.world_size < 2 or rank >= frame.origin.world_size:
             return
-        if frame.speaker.world_size != state.world:
+        if frame.origin.world_size != state.world:
             # Ranks of another world are other ranks.
             yield from [Clear(about=str(one)) for one in state.open]
-            state.world, state.judged, state.open = frame.speaker.world_size, 0, []
+            state.world, state.judged, state.open = frame.origin.world_size, 0, []
             state.pending, state.slow, state.excess, state.steps = {}, [], [], []
         if not state.on_device and "forward_device_s" in frame.columns:
             # The host's clock has told nothing so far.

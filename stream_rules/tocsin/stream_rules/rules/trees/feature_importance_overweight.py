@@ -89,11 +89,11 @@ class FeatureImportanceOverweight(TensorRowRule[FeatureImportanceOverweightParam
     columns = ("importance",)
 
     def on_table(self, table: TensorFrame, at: Moment) -> Outcomes:
-        self.state.rank = table.speaker.rank
+        self.state.rank = table.origin.rank
         return self._evaluate(table.step, table.rows, doubles(table, "importance"), at)
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        state, rank = self.state, frame.speaker.rank
+        state, rank = self.state, frame.origin.rank
         if state.rank is not None and rank > state.rank:
             return
         state.rank = rank

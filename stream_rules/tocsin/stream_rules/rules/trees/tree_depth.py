@@ -79,7 +79,7 @@ class TreeDepth(TensorRowRule[TreeDepthParams, _State]):
         deepest = int(order[0])
         over = [int(i) for i in order[1:] if depths[i] > self.params.depth]
         also = named(table.rows, over)
-        rank = table.speaker.rank
+        rank = table.origin.rank
         yield self._evaluate(
             table.step, table.rows[deepest], float(depths[deepest]), len(over), also, rank, at
         )
@@ -89,7 +89,7 @@ class TreeDepth(TensorRowRule[TreeDepthParams, _State]):
             return
         for step, depth in self.state.lead.points(frame, SCALAR):
             if np.isfinite(depth):
-                yield self._evaluate(step, f"step {step}", depth, 0, (), frame.speaker.rank, at)
+                yield self._evaluate(step, f"step {step}", depth, 0, (), frame.origin.rank, at)
 
     def _evaluate(
         self,

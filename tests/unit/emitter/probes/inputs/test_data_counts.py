@@ -23,14 +23,14 @@ from tocsin.emitter.probes.inputs.token_counts import TokenShares
 from tocsin.emitter.process.isolation import Isolation
 from tocsin.emitter.training.training import Training
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.schemas.records.frames import Speaker, TensorFrame
+from tocsin.schemas.records.frames import RecordOrigin, TensorFrame
 
 
 class Sink:
     """Stands for a training: keeps the frames that it is given."""
 
     def __init__(self, pacing: Pacing = "time") -> None:
-        self.speaker = Speaker(run_id="r", incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11")
+        self.origin = RecordOrigin(run_id="r", incarnation="0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11")
         self.last_step = 7
         self.settings = CaptureSettings(pacing=pacing)
         self.schedule = CaptureSchedule(self.settings)

@@ -521,7 +521,7 @@ def test_a_weight_that_the_forward_pass_met_comes_before_what_it_made() -> None:
     healthy(run, range(5))
     run.add(
         TensorFrame(
-            speaker=run.speaker(),
+            origin=run.origin(),
             step=5,
             collection="weights",
             rows=("body.weight",),

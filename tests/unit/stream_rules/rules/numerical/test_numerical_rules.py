@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tocsin.bus.port import Record
-from tocsin.schemas.records.frames import Speaker, TensorFrame
+from tocsin.schemas.records.frames import RecordOrigin, TensorFrame
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.stream_rules.engine.partitions import PartitionEngine
@@ -52,7 +52,7 @@ def frame(
     counts = counts or {}
     run.add(
         TensorFrame(
-            speaker=Speaker(
+            origin=RecordOrigin(
                 run_id=run.run_id,
                 incarnation=run.incarnation,
                 rank=rank,

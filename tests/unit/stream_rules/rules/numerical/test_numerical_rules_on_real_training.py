@@ -88,7 +88,7 @@ def trained_replicas(spoil: Callable[[nn.Module], None] | None) -> RunBuilder:
         if step % 20 == 0:
             for rank, model in enumerate(replicas):
                 (table,) = Checksums(list(model.named_parameters())).tables()
-                frame = table.frame(run.speaker(rank), step, every=20, at_us=0)
+                frame = table.frame(run.origin(rank), step, every=20, at_us=0)
                 run.add(frame, rank=rank)
     return run
 

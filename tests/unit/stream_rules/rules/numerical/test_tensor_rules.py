@@ -457,7 +457,7 @@ def test_split_summaries_are_put_together_and_torn_ones_left_out() -> None:
 def test_a_lower_rank_takes_the_lead() -> None:
     run = run_of("gradients", "l1", [1.0])
     frame = TensorFrame.decode(run.records[-1].value or b"")
-    second = replace(frame, speaker=replace(frame.speaker, rank=1))
+    second = replace(frame, origin=replace(frame.origin, rank=1))
     whole = LowestRankRows()
     assert whole.assemble(second) is not None
     assert whole.assemble(frame) is not None

@@ -19,7 +19,7 @@ def tree(run: RunBuilder, step: int, depths: list[int], *, rank: int = 0) -> Non
     run.now_ms += run.step_ms
     run.add(
         TensorFrame(
-            speaker=run.speaker(rank),
+            origin=run.origin(rank),
             step=step,
             collection="trees",
             rows=tuple(f"{step}.{i}" for i in range(len(depths))),
