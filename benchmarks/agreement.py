@@ -58,7 +58,7 @@ def train(rank: int, ranks: int, steps: int, folder: Path) -> Cost:
         model(batch).square().mean().backward()
         optimizer.step()
         clock, cpu = time.perf_counter(), time.thread_time()
-        agreement.at_edge(False)
+        agreement.at_exit_point(False)
         rounds_s += time.perf_counter() - clock
         rounds_cpu_s += time.thread_time() - cpu
     steps_s = time.perf_counter() - began

@@ -96,12 +96,12 @@ def test_it_passes_an_edge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.setenv("TOCSIN_RUNTIME_DIR", str(tmp_path))
     rank = exit_points.started(RecordOrigin(run_id="r1", incarnation="i1"), lambda data: None)
 
-    def at_edge(edge: Edge, step: int) -> None:
+    def at_exit_point(exit_point: Edge, step: int) -> None:
         strike()
 
     try:
         rank.awake = True
-        monkeypatch.setattr(rank, "at_edge", at_edge)
+        monkeypatch.setattr(rank, "at_exit_point", at_exit_point)
         with handled_by(end), pytest.raises(TimeIsUp):
             exit_points.check("optimizer_step", 3)
         assert rank.awake

@@ -320,10 +320,10 @@ class Hooks(LoopState):
             if self.around.loaders.trains:
                 self.around.checks.epoch()
 
-    def check(self, edge: Edge) -> None:
+    def check(self, exit_point: Edge) -> None:
         """An edge. Outside of the isolation: raises StopTraining on purpose."""
         if self.capture is not None:
-            self.capture.training.check(edge)
+            self.capture.training.check(exit_point)
 
 
 def _is_worker() -> bool:

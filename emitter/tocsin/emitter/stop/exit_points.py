@@ -67,14 +67,14 @@ def started(
     return _rank
 
 
-def check(edge: Edge, step: int) -> None:
+def check(exit_point: Edge, step: int) -> None:
     """An edge where this process can leave. Raises StopTraining if a verified stop is due here."""
     rank = _rank
     if rank is not None:
         rank.step = step
         if rank.awake:
             try:
-                rank.at_edge(edge, step)
+                rank.at_exit_point(exit_point, step)
             except Exception as error:
                 # An emitter hook's isolation: only the stop leaves, and that is no `Exception`.
                 if from_signal(error):

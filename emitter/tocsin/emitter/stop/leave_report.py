@@ -101,7 +101,7 @@ class LeaveReport:
         self,
         stop: StopTraining,
         command: StopRequested | None,
-        edge: Edge,
+        exit_point: Edge,
         step: int,
         choice: saving.Choice,
     ) -> None:
@@ -112,7 +112,7 @@ class LeaveReport:
         command_id = "" if command is None else command.command_id
         with self._reporting(stop):
             if command is not None and command_id:
-                self._emit_left(command, edge, step, choice)
+                self._emit_left(command, exit_point, step, choice)
             self._socket.send({"kind": "left", "command_id": command_id, "step": step})
 
     def report_early(self, stop: StopTraining, step: int, choice: saving.Choice) -> None:
@@ -156,7 +156,7 @@ class LeaveReport:
         self._confirmed.set()
 
     def _emit_left(
-        self, command: StopRequested, edge: str, step: int, choice: saving.Choice
+        self, command: StopRequested, exit_point: str, step: int, choice: saving.Choice
     ) -> None:
         who = self._origin.fields
         if self._origin.rank == 0 or choice.decision == "not_saved":
@@ -164,7 +164,7 @@ class LeaveReport:
         self._emit(
             StopLeft(
                 **who, command_id=command.command_id, issue_id=command.issue_id,
-                step=max(step, 0), edge=edge, left_us=unix_us(),
+                step=max(step, 0), edge=exit_point, left_us=unix_us(),
             )
         )  # fmt: skip
 

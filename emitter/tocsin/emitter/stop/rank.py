@@ -63,7 +63,7 @@ Look = Callable[[int, str], object]
 class _Taken(NamedTuple):
     stop: StopTraining
     command: StopRequested | None
-    edge: Edge
+    exit_point: Edge
     step: int
     at: float
     choice: saving.Choice | None
@@ -113,7 +113,7 @@ class Rank:
         """Where this rank listens; None if it could not."""
         return self._socket.path
 
-    def at_edge(self, edge: Edge, step: int) -> None:
+    def at_exit_point(self, exit_point: Edge, step: int) -> None:
         """Leave here if it is time. Raises StopTraining."""
         if self._saving:
             return
@@ -123,8 +123,8 @@ class Rank:
                 self.leave()
             return
         command = self._heard
-        if self._agreed is not None and edge != "evaluation":
-            leave = self._agreed.at_edge(command is not None)
+        if self._agreed is not None and exit_point != "evaluation":
+            leave = self._agreed.at_exit_point(command is not None)
             if self._agreed.broken is not None:
                 self._end_agreement(self._agreed.broken, step)
             elif self._agreed.closed:
@@ -134,14 +134,14 @@ class Rank:
             elif leave:
                 # Another rank heard; the datagram to this one may be on its way still, or lost.
                 self._told.wait(TOLD_S)
-                self._leave(self._heard, edge, step)
+                self._leave(self._heard, exit_point, step)
         if command is None:
             return
         waiting = self._agreed is not None and (
-            edge != "evaluation" or time.monotonic() - self._heard_at < EVALUATION_S
+            exit_point != "evaluation" or time.monotonic() - self._heard_at < EVALUATION_S
         )
         if not waiting:
-            self._leave(command, edge, step)
+            self._leave(command, exit_point, step)
 
     def alert(self) -> None:
         """Something went wrong: have the ranks ready to leave together; never waits."""
@@ -155,7 +155,7 @@ class Rank:
         taken = self._taken
         if taken is not None:
             choice = taken.choice or saving.of_framework(taken.writes)
-            self._leaving.report(taken.stop, taken.command, taken.edge, taken.step, choice)
+            self._leaving.report(taken.stop, taken.command, taken.exit_point, taken.step, choice)
             raise taken.stop
 
     def hear(self, signed: SignedCommand) -> None:
@@ -269,7 +269,7 @@ class Rank:
             CaptureDegraded(**self._who(), probe=probe, reason=clip(reason, 500), step=max(step, 0))
         )
 
-    def _leave(self, command: StopRequested | None, edge: Edge, step: int) -> None:
+    def _leave(self, command: StopRequested | None, exit_point: Edge, step: int) -> None:
         reason = "another rank received a stop" if command is None else command.reason
         issue_id = None if command is None else command.issue_id
         if self._leaving.over:
@@ -284,12 +284,12 @@ class Rank:
         )
         stop = StopTraining(reason, step=step, issue_id=issue_id, save=choice is None)
         # Both of these are inside a step of the loop; the others may be far from its end.
-        if edge in ("optimizer_step", "scaler_update") and taken_over(stop):
+        if exit_point in ("optimizer_step", "scaler_update") and taken_over(stop):
             ended = saving.writes.ended
-            self._taken = _Taken(stop, command, edge, step, time.monotonic(), choice, ended)
+            self._taken = _Taken(stop, command, exit_point, step, time.monotonic(), choice, ended)
             self.awake = True
             return
-        self._leaving.report(stop, command, edge, step, choice or self._save())
+        self._leaving.report(stop, command, exit_point, step, choice or self._save())
         raise stop
 
     def _save(self) -> saving.Choice:

@@ -10,8 +10,8 @@ microseconds on gloo (`benchmarks/agreement.py`); rounds are `ROUND_S` apart, so
 0.1 % of the time.
 
 A rank sees itself that its loss is NaN, long before anybody has signed a command. From then on all
-ranks hold a round at each edge and take its result at the next one, for `ALERT_EDGES`: once a rank
-has heard, they leave two edges later, however short the steps are.
+ranks hold a round at each edge and take its result at the next one, for `ALERT_EXIT_POINTS`: once
+a rank has heard, they leave two edges later, however short the steps are.
 
 Ranks that do not step together would wait for one another here. They may, for a small share of the
 time; beyond it, or when a round fails, the agreement ends for good and each rank leaves at its own
@@ -48,10 +48,10 @@ CLOSE_S: Final = 1.0
 HEARD_PATIENCE_S: Final = 5.0
 """Once a stop was heard a rank waits this long for the others, seconds."""
 
-ALERT_EDGES: Final = 256
+ALERT_EXIT_POINTS: Final = 256
 """So many edges have a round each after something went wrong."""
 
-CALM_EDGES: Final = 4 * ALERT_EDGES
+CALM_EDGES: Final = 4 * ALERT_EXIT_POINTS
 """And so many edges after it began, another such time may begin: the rounds cost time."""
 
 _NOTHING, _ALERT, _STOP = 0, 1, 2
@@ -102,12 +102,12 @@ class Agreement:
         self._clock = clock
         self._began = clock()
         self._waited_s = 0.0
-        self._edges = 0
+        self._exit_points = 0
         self._next_round = 0
-        self._edges_a_round = 1
+        self._exit_points_a_round = 1
         self._round: Round | None = None
         self._last_round_at: float | None = None
-        self._edges_since = 0
+        self._exit_points_since = 0
         self._interval = 1
         self._alerted = False
         self._alert_began = -CALM_EDGES
@@ -119,7 +119,7 @@ class Agreement:
 
     def alert(self) -> None:
         """Something went wrong here that a stop may follow; never waits."""
-        if self._edges - self._alert_began >= CALM_EDGES:
+        if self._exit_points - self._alert_began >= CALM_EDGES:
             self._alerted = True
 
     def close(self) -> None:
@@ -139,18 +139,18 @@ class Agreement:
                 logger.debug("the last round failed: %s", error)
         self._collective = self._votes = None
 
-    def at_edge(self, heard: bool) -> bool:
+    def at_exit_point(self, heard: bool) -> bool:
         """Count an edge; True if all ranks leave at this one. `broken` is why there is no more.
 
         A rank that has heard may wait here for up to `HEARD_PATIENCE_S`, once.
         """
-        edge, self._edges = self._edges, self._edges + 1
+        exit_point, self._exit_points = self._exit_points, self._exit_points + 1
         collective = self._collective
         if collective is None:
             return False
         try:
             if self._round is not None:
-                if edge < self._next_round + self._edges_a_round:
+                if exit_point < self._next_round + self._exit_points_a_round:
                     return False
                 if not self._await(self._round, heard):
                     self.broken = "the ranks do not step alike"
@@ -160,16 +160,16 @@ class Agreement:
                 if known >= _STOP:
                     return True
                 if known == _ALERT:
-                    self._alerted, self._alert_began = False, edge
-                if edge - self._alert_began < ALERT_EDGES:
+                    self._alerted, self._alert_began = False, exit_point
+                if exit_point - self._alert_began < ALERT_EXIT_POINTS:
                     interval = 1
                 self._next_round += max(1, interval)
-                self._edges_a_round = 2 if interval >= _SHORT_STEPS else 1
-            if edge >= self._next_round:
+                self._exit_points_a_round = 2 if interval >= _SHORT_STEPS else 1
+            if exit_point >= self._next_round:
                 self._measure()
                 known = _STOP if heard else _ALERT if self._alerted else _NOTHING
                 self._round = collective.start(known, self._interval)
-                self._next_round = edge
+                self._next_round = exit_point
         except (RuntimeError, ValueError, TypeError) as error:
             self.broken = f"a round failed: {error}".splitlines()[0][:200]
         return False
@@ -231,8 +231,8 @@ class Agreement:
 
     def _measure(self) -> None:
         now, before = self._clock(), self._last_round_at
-        edges = self._edges - self._edges_since
-        if before is not None and edges >= self._interval and self._edges > _SETTLE:
+        edges = self._exit_points - self._exit_points_since
+        if before is not None and edges >= self._interval and self._exit_points > _SETTLE:
             per_edge_s = max((now - before) / edges, 1e-6)
             self._interval = min(max(1, math.ceil(ROUND_S / per_edge_s)), _MAX_INTERVAL)
-        self._last_round_at, self._edges_since = now, self._edges
+        self._last_round_at, self._exit_points_since = now, self._exit_points

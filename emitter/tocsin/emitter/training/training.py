@@ -238,10 +238,10 @@ class Training:
         """Steps that were counted without `stepped` have taken that long."""
         self._stepping_s += seconds
 
-    def check(self, edge: Edge) -> None:
+    def check(self, exit_point: Edge) -> None:
         """An edge where the loop may be left; not isolated: raises StopTraining on purpose."""
         try:
-            exit_points.check(edge, max(0, self.next_step - 1))
+            exit_points.check(exit_point, max(0, self.next_step - 1))
         except StopTraining:
             self.left = True
             raise

@@ -90,10 +90,10 @@ def test_an_edge_that_fails_is_passed(monkeypatch: pytest.MonkeyPatch, tmp_path:
     try:
         rank.awake = True
 
-        def fail(edge: object, step: int) -> None:
+        def fail(exit_point: object, step: int) -> None:
             raise OSError("planted")
 
-        monkeypatch.setattr(rank, "at_edge", fail)
+        monkeypatch.setattr(rank, "at_exit_point", fail)
         exit_points.check("optimizer_step", 3)
         assert rank.step == 3
     finally:

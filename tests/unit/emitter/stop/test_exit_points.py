@@ -320,11 +320,11 @@ def rank_with(place: Place, agreement: Agreement) -> Rank:
 def test_ranks_leave_one_edge_after_the_round_that_said_so(place: Place) -> None:
     peers = Peers()
     rank = rank_with(place, Agreement(peers, clock=Ticking(1.0)))
-    rank.at_edge("optimizer_step", 0)
+    rank.at_exit_point("optimizer_step", 0)
     rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
-    rank.at_edge("optimizer_step", 1)
+    rank.at_exit_point("optimizer_step", 1)
     with pytest.raises(StopTraining):
-        rank.at_edge("optimizer_step", 2)
+        rank.at_exit_point("optimizer_step", 2)
     assert [known for known, _ in peers.rounds] == [0, 2]
     rank.close()
 
@@ -332,11 +332,11 @@ def test_ranks_leave_one_edge_after_the_round_that_said_so(place: Place) -> None
 def test_short_steps_have_rounds_further_apart_that_are_taken_two_edges_later() -> None:
     peers = Peers(answers=lambda known, _interval: (known, 4))
     agreement = Agreement(peers, clock=Ticking(1.0))
-    assert not any(agreement.at_edge(False) for _ in range(6))
+    assert not any(agreement.at_exit_point(False) for _ in range(6))
     # Begun at the edges 0 and 4: the second is taken at the edge 6, and not at 5.
     assert len(peers.rounds) == 2
     peers.ready = False
-    assert not agreement.at_edge(False)
+    assert not agreement.at_exit_point(False)
     assert agreement.broken == "the ranks do not step alike"
 
 
@@ -347,7 +347,7 @@ def test_after_a_bad_loss_there_is_a_round_at_each_edge_for_a_while() -> None:
     def rounds_of(edges: int) -> int:
         before = len(peers.rounds)
         for _ in range(edges):
-            assert not agreement.at_edge(False)
+            assert not agreement.at_exit_point(False)
         return len(peers.rounds) - before
 
     rounds_of(200)
@@ -369,12 +369,12 @@ def test_so_many_edges_after_a_command_all_leave(*, alerted: bool, most: int) ->
     waited = set()
     for offset in range(40):
         agreement = Agreement(Peers(), clock=Ticking(0.001))
-        assert not any(agreement.at_edge(False) for _ in range(200))
+        assert not any(agreement.at_exit_point(False) for _ in range(200))
         if alerted:
             agreement.alert()
-            assert not any(agreement.at_edge(False) for _ in range(33))
-        assert not any(agreement.at_edge(False) for _ in range(offset))
-        waited.add(next(edges for edges in itertools.count(1) if agreement.at_edge(True)))
+            assert not any(agreement.at_exit_point(False) for _ in range(33))
+        assert not any(agreement.at_exit_point(False) for _ in range(offset))
+        waited.add(next(edges for edges in itertools.count(1) if agreement.at_exit_point(True)))
     assert max(waited) <= most
     assert (len(waited) == 1) == alerted
 
@@ -384,16 +384,16 @@ def test_the_alert_of_one_rank_hastens_all() -> None:
     peers = Peers(answers=lambda _known, _interval: next(told))
     agreement = Agreement(peers, clock=Ticking(0.001))
     for _ in range(40):
-        agreement.at_edge(False)
+        agreement.at_exit_point(False)
     assert len(peers.rounds) > 8
 
 
 def test_a_rank_that_heard_nothing_leaves_with_the_others(place: Place) -> None:
     peers = Peers(answers=lambda _known, interval: (2, interval))
     rank = rank_with(place, Agreement(peers))
-    rank.at_edge("optimizer_step", 0)
+    rank.at_exit_point("optimizer_step", 0)
     with pytest.raises(StopTraining, match="another rank"):
-        rank.at_edge("optimizer_step", 1)
+        rank.at_exit_point("optimizer_step", 1)
     rank.close()
 
 
@@ -401,7 +401,7 @@ def test_rounds_become_rare_where_steps_are_short() -> None:
     peers = Peers()
     agreement = Agreement(peers, clock=Ticking(0.001))
     for _ in range(1_000):
-        assert not agreement.at_edge(False)
+        assert not agreement.at_exit_point(False)
     assert agreement.broken is None
     assert len(peers.rounds) < 60
 
@@ -409,15 +409,15 @@ def test_rounds_become_rare_where_steps_are_short() -> None:
 def test_ranks_that_do_not_step_alike_leave_at_their_own_edges(place: Place) -> None:
     peers = Peers(ready=False)
     rank = rank_with(place, Agreement(peers, clock=Ticking(0.3)))
-    rank.at_edge("optimizer_step", 0)
-    rank.at_edge("optimizer_step", 1)
+    rank.at_exit_point("optimizer_step", 0)
+    rank.at_exit_point("optimizer_step", 1)
     (degraded,) = place.of(CaptureDegraded)
     assert isinstance(degraded, CaptureDegraded)
     assert "do not step alike" in degraded.reason
-    rank.at_edge("optimizer_step", 2)
+    rank.at_exit_point("optimizer_step", 2)
     rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
     with pytest.raises(StopTraining):
-        rank.at_edge("optimizer_step", 3)
+        rank.at_exit_point("optimizer_step", 3)
     assert len(peers.rounds) == 1
     rank.close()
 
@@ -471,19 +471,19 @@ def test_a_late_rank_does_not_take_a_round_for_a_vote() -> None:
     """It would leave alone: the other one has given the vote up, and made its update."""
     wire, first, late = voters()
     assert first.vote(1) is None
-    first.at_edge(False)
+    first.at_exit_point(False)
     assert late.vote(0) == 1
     assert late.vote(0) is None
     assert wire.begun[0] == [(1, 0)]
     for agreement in (first, late):
         assert agreement.broken == "the ranks do not make the same updates"
-        assert not agreement.at_edge(False)
+        assert not agreement.at_exit_point(False)
         assert agreement.unpaired
 
 
 def test_a_vote_that_meets_a_round_is_none() -> None:
     _, first, second = voters()
-    second.at_edge(False)
+    second.at_exit_point(False)
     assert first.vote(0) is None
     assert first.unpaired
 
@@ -506,9 +506,9 @@ def test_a_rank_that_heard_does_not_wait_for_ever(place: Place) -> None:
     peers = Peers(ready=False)
     rank = rank_with(place, Agreement(peers, clock=Ticking(1.0)))
     rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
-    rank.at_edge("optimizer_step", 0)
+    rank.at_exit_point("optimizer_step", 0)
     with pytest.raises(StopTraining):
-        rank.at_edge("optimizer_step", 1)
+        rank.at_exit_point("optimizer_step", 1)
     rank.close()
 
 
@@ -517,7 +517,7 @@ def test_a_broken_group_ends_the_agreement(place: Place) -> None:
         raise RuntimeError("Connection closed by peer")
 
     rank = rank_with(place, Agreement(Peers(answers=broken)))
-    rank.at_edge("optimizer_step", 0)
+    rank.at_exit_point("optimizer_step", 0)
     (degraded,) = place.of(CaptureDegraded)
     assert isinstance(degraded, CaptureDegraded)
     assert "Connection closed" in degraded.reason
@@ -529,11 +529,11 @@ def test_the_end_takes_the_last_round_to_its_end_or_keeps_it() -> None:
     for ready, abandoned in ((True, 0), (False, 1)):
         peers = Peers(ready=ready)
         agreement = Agreement(peers, clock=Ticking(0.3))
-        agreement.at_edge(False)
+        agreement.at_exit_point(False)
         agreement.close()
         agreement.close()
         assert peers.abandoned == abandoned
-        assert not agreement.at_edge(True)
+        assert not agreement.at_exit_point(True)
 
 
 def test_a_round_that_was_given_up_keeps_its_tensor_for_itself() -> None:
@@ -550,10 +550,10 @@ def test_a_round_that_was_given_up_keeps_its_tensor_for_itself() -> None:
 
     collective = GlooCollective(dist, cast(dist.ProcessGroup, Group()))
     first = Agreement(collective, clock=Ticking(0.3))
-    first.at_edge(False)
+    first.at_exit_point(False)
     first.close()
     second = Agreement(collective, clock=Ticking(0.3))
-    second.at_edge(True)
+    second.at_exit_point(True)
     # The rank that was late comes, with an old maximum.
     under_way[0].fill_(0)
     assert under_way[1].tolist() == [2, 1]
@@ -562,11 +562,11 @@ def test_a_round_that_was_given_up_keeps_its_tensor_for_itself() -> None:
 def test_a_rank_whose_group_was_destroyed_leaves_alone(place: Place) -> None:
     agreement = Agreement(Peers())
     rank = rank_with(place, agreement)
-    rank.at_edge("optimizer_step", 0)
+    rank.at_exit_point("optimizer_step", 0)
     agreement.close()
     rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
     with pytest.raises(StopTraining):
-        rank.at_edge("optimizer_step", 1)
+        rank.at_exit_point("optimizer_step", 1)
     assert place.of(CaptureDegraded) == []
     rank.close()
 
@@ -576,10 +576,10 @@ def test_an_evaluation_batch_is_no_edge_of_a_group_at_first(
 ) -> None:
     rank = rank_with(place, Agreement(Peers()))
     rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
-    rank.at_edge("evaluation", 5)
+    rank.at_exit_point("evaluation", 5)
     monkeypatch.setattr(rank_module, "EVALUATION_S", 0.0)
     with pytest.raises(StopTraining):
-        rank.at_edge("evaluation", 5)
+        rank.at_exit_point("evaluation", 5)
     rank.close()
 
 
