@@ -34,7 +34,7 @@ from tocsin.emitter.launch.escalation import Stopper
 from tocsin.emitter.launch.job import Job
 from tocsin.emitter.process.process_group import process_lives
 from tocsin.emitter.stop import datagrams
-from tocsin.emitter.stop.detail_requests import CloserLooks
+from tocsin.emitter.stop.detail_requests import DetailRequests
 from tocsin.emitter.stop.listener import Listener, ThreadListener
 from tocsin.emitter.stop.processes import Members
 from tocsin.emitter.stop.rank import Rank
@@ -198,7 +198,7 @@ def test_the_launcher(tmp_path: Path, records: list[Outgoing]) -> None:
         stopper = Stopper(
             "r1", members, lambda: cast(Job, job), said.append, key_paths=[keys], stops_off=False
         )
-        looks = CloserLooks("r1", members)
+        looks = DetailRequests("r1", members)
         listener = Listener(Topics(), "r1", stopper, looks=looks)
         async with listening(listener, Given(records)):
             await until(lambda: stopper.stopped)

@@ -23,7 +23,7 @@ from tocsin.emitter.capture.step_records import AT_ONCE, Draft, Reporter
 from tocsin.emitter.capture.surroundings import Surroundings
 from tocsin.emitter.model import discovery
 from tocsin.emitter.model.discovery import MAX_GROUPS
-from tocsin.emitter.model.optimizers import Optimizers, Watched
+from tocsin.emitter.model.optimizers import Optimizers, WatchedOptimizer
 from tocsin.emitter.model.shared_losses import BackwardSharing
 from tocsin.emitter.plan.schedule import NORMS, Due
 from tocsin.emitter.probes.clipped_norms import Clipped, ClippedNorms
@@ -379,7 +379,7 @@ class Capture:
 
     # -- from tensors to records ---------------------------------------------------------------
 
-    def _weights(self, watched: Watched, due: Due) -> TensorRows | None:
+    def _weights(self, watched: WatchedOptimizer, due: Due) -> TensorRows | None:
         plans = (*due.get("weights", ()), *due.get("biases", ()))
         if not plans or is_recording():
             return None

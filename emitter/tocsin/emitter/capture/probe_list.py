@@ -23,7 +23,7 @@ from tocsin.emitter.process.isolation import REST, Isolation
 from tocsin.emitter.statistics.tables import Pending
 
 if TYPE_CHECKING:
-    from tocsin.emitter.model.optimizers import Optimizers, Watched
+    from tocsin.emitter.model.optimizers import Optimizers, WatchedOptimizer
     from tocsin.emitter.plan.schedule import Due
     from tocsin.emitter.training.training import Training
 
@@ -101,13 +101,13 @@ class ProbeList:
             if step >= probe.reads or probe.of in due:
                 self._isolation.run(probe.name, probe.prepare, step, due)
 
-    def updating(self, watched: Watched, due: Due) -> None:
+    def updating(self, watched: WatchedOptimizer, due: Due) -> None:
         """The optimizer whose steps count is about to change its weights, and these are due."""
         for probe in self._updating:
             if probe.of in due:
                 self._isolation.run(probe.name, probe.updating, watched, due)
 
-    def read(self, step: int, watched: Watched, due: Due) -> list[tuple[str, Pending]]:
+    def read(self, step: int, watched: WatchedOptimizer, due: Due) -> list[tuple[str, Pending]]:
         """The tables of a step that was made, here or on their way, each with the name of the
         collection that bears its cost.
         """

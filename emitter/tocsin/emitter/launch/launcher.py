@@ -40,7 +40,7 @@ from tocsin.emitter.process.identity import restart_count
 from tocsin.emitter.process.process_group import Reaper, become_subreaper, process_lives
 from tocsin.emitter.stop import before_update
 from tocsin.emitter.stop.datagrams import Message
-from tocsin.emitter.stop.detail_requests import CloserLooks
+from tocsin.emitter.stop.detail_requests import DetailRequests
 from tocsin.emitter.stop.listener import Listener
 from tocsin.emitter.stop.processes import Members, Trainer
 from tocsin.emitter.stop.unwatched import LINES
@@ -359,7 +359,7 @@ class _Launch:
     def _begin_tasks(self, watch: Watch) -> Listener:
         watch.begin("publish", watch.publisher.run(watch.producer))
         watch.begin("checkpoints", self._checkpoints.run())
-        looks = CloserLooks(self.options.run_id, self._members)
+        looks = DetailRequests(self.options.run_id, self._members)
         listener = Listener(self._topics, self.options.run_id, self._stopper, looks=looks)
         self._listener = listener
         watch.begin("listen", listener.keep_listening(watch.bus))

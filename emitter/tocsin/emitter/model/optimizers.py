@@ -42,7 +42,7 @@ later are named after their optimizer.
 
 
 @dataclass(slots=True, eq=False)
-class Watched:
+class WatchedOptimizer:
     """One optimizer and the names of its parameters, in forward order.
 
     No parameter is held here: one that is replaced must be free to go. A name belongs to a place
@@ -117,12 +117,12 @@ class Optimizers:
         self._model = None if model is None else weakref.ref(model)
         self.homeless = False
         """Whether there are parameters of modules of which no module was found."""
-        self._dead: list[tuple[int, Watched]] = []
+        self._dead: list[tuple[int, WatchedOptimizer]] = []
         self._used = used
         self._turn = self._alone = self._most_alone = 0
         self.steps = 0
         """All that were made, by whichever."""
-        self._gone: deque[Watched] = deque(maxlen=_MAX_GONE)
+        self._gone: deque[WatchedOptimizer] = deque(maxlen=_MAX_GONE)
         self.is_one_of_ranks = False
         """Whether other ranks must come to the same end of a training, at the same step."""
         self.settled = False
@@ -146,7 +146,7 @@ class Optimizers:
                 o is first,
             ),
         )
-        self._watched: dict[int, Watched] = {}
+        self._watched: dict[int, WatchedOptimizer] = {}
         # Not by its id: the next optimizer may have that as soon as this one is gone.
         self._primary = self._watch(primary)
         for optimizer in alive:
@@ -159,7 +159,7 @@ class Optimizers:
         return len(self._watched) - len(self._dead)
 
     @property
-    def primary(self) -> Watched:
+    def primary(self) -> WatchedOptimizer:
         """The one whose steps count."""
         return self._primary
 
@@ -208,7 +208,7 @@ class Optimizers:
         for watched in list(self._watched.values()):
             yield from (p for _, p in watched.parameters)
 
-    def watched(self, optimizer: torch.optim.Optimizer, *, look: bool = True) -> Watched:
+    def watched(self, optimizer: torch.optim.Optimizer, *, look: bool = True) -> WatchedOptimizer:
         """What is known of it; looked at anew where it is new or has other parameters. `look`:
         whether it is asked how many it has.
         """
@@ -235,7 +235,7 @@ class Optimizers:
         return 0 if watched is None or watched.optimizer() is not optimizer else watched.steps
 
     def counts(
-        self, optimizer: torch.optim.Optimizer, watched: Watched, *, look: bool = True
+        self, optimizer: torch.optim.Optimizer, watched: WatchedOptimizer, *, look: bool = True
     ) -> bool:
         """This optimizer has made a step: whether that is a step of the training. `look`: whether
         it is asked if its parameters are the same; each `LOOK_EVERY` steps it is in any case.
@@ -268,7 +268,7 @@ class Optimizers:
         self._alone = 0
         return True
 
-    def counts_primary(self, optimizer: torch.optim.Optimizer, *, look: bool) -> Watched:
+    def counts_primary(self, optimizer: torch.optim.Optimizer, *, look: bool) -> WatchedOptimizer:
         """Whether the primary optimizer's step counts as a step of the training."""
         watched = self._primary
         if look or (watched.steps + 1) % LOOK_EVERY == 0:
@@ -343,7 +343,7 @@ class Optimizers:
             other.steps and other.shares(optimizer) for other in (*others, *self._gone, primary)
         )
 
-    def _is_gone(self, primary: Watched) -> bool:
+    def _is_gone(self, primary: WatchedOptimizer) -> bool:
         """Whether nothing more can come of it, as far as all ranks see that at the same step.
 
         The garbage collector runs on each of them when it likes: with several it is not asked, and
@@ -357,7 +357,7 @@ class Optimizers:
             return ALONE_PATIENCE
         return max(PRIMARY_PATIENCE, 2 * self._most_alone)
 
-    def chosen(self, watched: Watched, plan: CollectionPlan) -> frozenset[str] | None:
+    def chosen(self, watched: WatchedOptimizer, plan: CollectionPlan) -> frozenset[str] | None:
         """The names of its parameters that a collection holds; None: all of them."""
         if plan.everything and plan.of != "biases":
             return None
@@ -381,7 +381,7 @@ class Optimizers:
                 self._gone.append(watched)
             self._forget_names(watched, but={})
 
-    def _forget_names(self, gone: Watched, *, but: Collection[int]) -> None:
+    def _forget_names(self, gone: WatchedOptimizer, *, but: Collection[int]) -> None:
         """Of parameters that no other optimizer has: another tensor may have that id by now."""
         others = [w.own for w in self._watched.values() if w is not gone]
         for parameter in gone.own:
@@ -389,7 +389,9 @@ class Optimizers:
             if parameter not in but and not held:
                 self._names.pop(parameter, None)
 
-    def _watch_again(self, optimizer: torch.optim.Optimizer, before: Watched) -> Watched:
+    def _watch_again(
+        self, optimizer: torch.optim.Optimizer, before: WatchedOptimizer
+    ) -> WatchedOptimizer:
         """It has other parameters than before; those that stay keep their names."""
         stay = {id(p) for *_, p in discovery.parameters_of(optimizer) if before.holds(p)}
         self._forget_names(before, but=stay)
@@ -419,7 +421,7 @@ class Optimizers:
         own = set() if model is None else {id(p) for p in model.parameters()}
         return model if any(id(p) in own for p in parameters) else names.root
 
-    def _watch(self, optimizer: torch.optim.Optimizer, *, look: bool = False) -> Watched:
+    def _watch(self, optimizer: torch.optim.Optimizer, *, look: bool = False) -> WatchedOptimizer:
         entries = discovery.parameters_of(optimizer)
         parameters = [p for *_, p in entries]
         unknown = [p for p in parameters if id(p) not in self._names]
@@ -463,7 +465,7 @@ class Optimizers:
         def gone(_: weakref.ref[torch.optim.Optimizer]) -> None:
             self._dead.append((key, watched))
 
-        watched = Watched(
+        watched = WatchedOptimizer(
             weakref.ref(optimizer, gone),
             tuple(self._names[id(parameters[i])] for i in places),
             tuple(places),
@@ -490,7 +492,7 @@ def _ends(optimizer: torch.optim.Optimizer) -> tuple[tuple[int, int, int], ...]:
     )
 
 
-def _same(watched: Watched, optimizer: torch.optim.Optimizer) -> bool:
+def _same(watched: WatchedOptimizer, optimizer: torch.optim.Optimizer) -> bool:
     """Whether each parameter is the one that was there."""
     return all(watched.holds(p) for *_, p in discovery.parameters_of(optimizer))
 

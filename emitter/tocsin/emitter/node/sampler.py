@@ -33,7 +33,7 @@ from tocsin.emitter.node.pressure import EVERY_S as PRESSURE_EVERY_S
 from tocsin.emitter.node.pressure import PressureSamples
 from tocsin.emitter.node.proc_files import ROOT
 from tocsin.emitter.node.process_tree import ProcessTree
-from tocsin.emitter.node.sources import Beside, Paced, Sample
+from tocsin.emitter.node.sources import Paced, Sample, ThreadedSource
 from tocsin.emitter.process.stderr import print_line
 from tocsin.schemas.monotonic_clock import unix_us
 from tocsin.schemas.records.frames import RecordOrigin, SystemFrame
@@ -61,12 +61,14 @@ class Machine:
     ) -> None:
         self.gpus: Final = gpus
         self.memory: Final = MemorySamples(root)
-        self._beside: list[Beside] = []
+        self._beside: list[ThreadedSource] = []
         # An adapter's firmware is asked where there is an adapter only.
         infiniband = InfinibandSamples(root)
         if (root / "sys/class/infiniband").is_dir():
             self._beside.append(
-                Beside("InfiniBand ports", infiniband.read, least_s=INFINIBAND_EVERY_S, tell=tell)
+                ThreadedSource(
+                    "InfiniBand ports", infiniband.read, least_s=INFINIBAND_EVERY_S, tell=tell
+                )
             )
         sources = [
             Paced("CPU", CpuSamples(root).read, tell=tell),
@@ -77,10 +79,10 @@ class Machine:
         ]
         self._xids: XidSamples | None = None
         if gpus is not None:
-            self._beside.append(Beside("GPUs", gpus.read, tell=tell))
+            self._beside.append(ThreadedSource("GPUs", gpus.read, tell=tell))
             self._xids = XidSamples(lambda: gpus.places, root)
             sources.append(Paced("kernel log", self._xids.read, tell=tell))
-        self._sources: list[Paced | Beside] = [*sources, *self._beside]
+        self._sources: list[Paced | ThreadedSource] = [*sources, *self._beside]
 
     def sample(self, now_s: float) -> Sample:
         """One reading; `now_s` is a monotonic clock. May block for some milliseconds."""
@@ -127,14 +129,16 @@ class Node:
         )
         self._tree = ProcessTree(root)
         self._group = GroupSamples(root)
-        self._sources: list[Paced | Beside] = [
+        self._sources: list[Paced | ThreadedSource] = [
             Paced("the job's processes", self._tree.read, tell=tell),
             Paced("control group", self._group.read, tell=tell),
         ]
         space = DiskSpace(folder, folders)
-        self._space: Beside | None = None
+        self._space: ThreadedSource | None = None
         if space:
-            self._space = Beside("space on disk", space.read, least_s=SPACE_EVERY_S, tell=tell)
+            self._space = ThreadedSource(
+                "space on disk", space.read, least_s=SPACE_EVERY_S, tell=tell
+            )
             self._sources.append(self._space)
 
     def sample(self, now_s: float) -> Sample:

@@ -1,8 +1,8 @@
 """A source of samples that is read as often as it is worth, and never ends the others.
 
 `Paced` reads in the sampler's thread: what turns out to be expensive is read less often, and its
-last values are in between, so that the columns stay the same. `Beside` reads in a thread of its
-own: for what can be slow or hang, as drivers and network file systems do.
+last values are in between, so that the columns stay the same. `ThreadedSource` reads in a thread of
+its own: for what can be slow or hang, as drivers and network file systems do.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Paced:
         return self._last
 
 
-class Beside:
+class ThreadedSource:
     """One source, read in a daemon thread of its own that nobody ever waits for long."""
 
     def __init__(

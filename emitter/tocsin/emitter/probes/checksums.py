@@ -24,7 +24,7 @@ from tocsin.emitter.statistics.tables import Table
 from tocsin.schemas.records.frames import Counts
 
 if TYPE_CHECKING:
-    from tocsin.emitter.model.optimizers import Optimizers, Watched
+    from tocsin.emitter.model.optimizers import Optimizers, WatchedOptimizer
     from tocsin.emitter.training.training import Training
 
 MOST_ROWS: Final = 1024
@@ -52,7 +52,7 @@ class ReplicaChecksums(Probe):
         self.on = training.identity.world_size > 1
         self.reads = _following(training.next_step - 1) if self.on else NEVER
 
-    def read(self, step: int, watched: Watched, due: Due) -> tuple[str, Checksums] | None:
+    def read(self, step: int, watched: WatchedOptimizer, due: Due) -> tuple[str, Checksums] | None:
         """See `Probe`."""
         self.reads = _following(step)
         if step % CHECKSUMS_EVERY or is_recording():

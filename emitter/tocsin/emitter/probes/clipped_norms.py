@@ -13,7 +13,7 @@ from tocsin.emitter.probes.losses import Loss, loss_of, on_host
 from tocsin.emitter.statistics.async_copy import HostCopy
 
 if TYPE_CHECKING:
-    from tocsin.emitter.model.optimizers import Watched
+    from tocsin.emitter.model.optimizers import WatchedOptimizer
 
 
 MAX_CALLS: Final = 256
@@ -91,7 +91,7 @@ class ClippedNorms:
         self._calls.append(_Call(ids, have, number, float(limit)))
         self.any = True
 
-    def drain(self, watched: Watched) -> Clipped | None:
+    def drain(self, watched: WatchedOptimizer) -> Clipped | None:
         """The norms of parts that make up the parameters of that optimizer, the main one; None if a
         part is missing, or was clipped twice. None is left.
         """

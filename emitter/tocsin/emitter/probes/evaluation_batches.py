@@ -30,7 +30,7 @@ from tocsin.schemas.monotonic_clock import unix_us
 from tocsin.schemas.records.collections import Mode
 
 if TYPE_CHECKING:
-    from tocsin.emitter.model.optimizers import Optimizers, Watched
+    from tocsin.emitter.model.optimizers import Optimizers, WatchedOptimizer
     from tocsin.emitter.training.training import Training
 
 MAX_WAITING: Final = 64
@@ -142,7 +142,7 @@ class EvaluationBatches(Probe):
         if self.reads != NEVER:
             self._over()
 
-    def read(self, step: int, watched: Watched, due: Due) -> None:
+    def read(self, step: int, watched: WatchedOptimizer, due: Due) -> None:
         """See `Probe`. Training has gone on without a data loader."""
         if self._displaced:
             self._displaced = False

@@ -16,7 +16,7 @@ from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
 from tocsin.schemas.monotonic_clock import unix_us
 
 if TYPE_CHECKING:
-    from tocsin.emitter.model.optimizers import Optimizers, Watched
+    from tocsin.emitter.model.optimizers import Optimizers, WatchedOptimizer
     from tocsin.emitter.training.training import Training
     from tocsin.schemas.records.collections import Mode
 
@@ -71,7 +71,7 @@ class EvaluationLosses(Probe):
         self._at, self.reads = at, 0
         self._held.append(loss.reshape(1).to(torch.float32, copy=True))
 
-    def read(self, step: int, watched: Watched, due: Due) -> None:
+    def read(self, step: int, watched: WatchedOptimizer, due: Due) -> None:
         """See `Probe`."""
         self.reads = 0 if self.flush() else NEVER
 

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from tocsin.emitter.model.optimizers import Optimizers, Watched
+from tocsin.emitter.model.optimizers import Optimizers, WatchedOptimizer
 from tocsin.emitter.plan.schedule import BLOCKS, NORMS, CaptureSchedule
 from tocsin.emitter.probes.gradient_blocks import BlockReader, Blocks
 from tocsin.emitter.statistics.async_copy import HostCopy, by_device
@@ -132,7 +132,7 @@ class GradientReader:
         """Tensors that could not be read so far: meta, quantised, …"""
 
     def read(
-        self, watched: Watched, step: int, *, nonfinite: bool, at_once: bool
+        self, watched: WatchedOptimizer, step: int, *, nonfinite: bool, at_once: bool
     ) -> Reading | None:
         """Read the gradients of a step; None if there are none.
 
@@ -193,7 +193,7 @@ class GradientReader:
             self._on_cpu[id(optimizer)] = readings, on_cpu
             self._schedule.reads_blocks = any(there for _, there in self._on_cpu.values())
 
-    def _flat(self, watched: Watched) -> tuple[list[str], list[torch.Tensor]]:
+    def _flat(self, watched: WatchedOptimizer) -> tuple[list[str], list[torch.Tensor]]:
         names, flat = [], []
         # Backward order: the gradient that was computed first stands first.
         for name, parameter in reversed(watched.parameters):
@@ -208,12 +208,14 @@ class GradientReader:
             flat.append(tensor)
         return names, flat
 
-    def _read_rows(self, reading: Reading, watched: Watched, wanted: Sequence[Wanted]) -> None:
+    def _read_rows(
+        self, reading: Reading, watched: WatchedOptimizer, wanted: Sequence[Wanted]
+    ) -> None:
         names, flat = self._flat(watched)
         if names:
             reading.rows = TensorRows(names, flat, wanted, precision=True)
 
-    def _read_norms(self, reading: Reading, watched: Watched) -> None:
+    def _read_norms(self, reading: Reading, watched: WatchedOptimizer) -> None:
         names, flat = self._flat(watched)
         if not names:
             return

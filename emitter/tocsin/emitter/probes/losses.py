@@ -45,7 +45,7 @@ def loss_of(tensors: object, unscaled: torch.Tensor | None) -> Loss | None:
     return copied
 
 
-class _Beside(HostCopy):
+class _MixedLosses(HostCopy):
     """Losses on their way from a GPU, beside some that were computed on the CPU."""
 
     def __init__(self, source: torch.Tensor, floats: list[float]) -> None:
@@ -67,7 +67,7 @@ def on_host(losses: list[Loss]) -> list[float] | HostCopy:
         together = tensors[0]
         if len(tensors) > 1:
             together = torch.cat([tensor.to(together.device) for tensor in tensors])
-        return _Beside(together, floats)
+        return _MixedLosses(together, floats)
 
 
 def only(tensors: object) -> object:

@@ -21,7 +21,7 @@ from tocsin.emitter.statistics.tensor_rows import TensorRows, Wanted
 from tocsin.schemas.records.collections import Kind
 
 if TYPE_CHECKING:
-    from tocsin.emitter.model.optimizers import Optimizers, Watched
+    from tocsin.emitter.model.optimizers import Optimizers, WatchedOptimizer
     from tocsin.emitter.training.training import Training
 
 OPTIMIZER_STATE: Final[Kind] = "optimizer_state"
@@ -40,7 +40,7 @@ class OptimizerState(Probe):
         """See `Probe`."""
         self._schedule, self._optimizers = training.schedule, optimizers
 
-    def read(self, step: int, watched: Watched, due: Due) -> tuple[str, TensorRows] | None:
+    def read(self, step: int, watched: WatchedOptimizer, due: Due) -> tuple[str, TensorRows] | None:
         """See `Probe`."""
         self.reads = NEVER
         plans, optimizer = due.get(OPTIMIZER_STATE, ()), watched.optimizer()

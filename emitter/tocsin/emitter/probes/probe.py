@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 if TYPE_CHECKING:
     import torch
 
-    from tocsin.emitter.model.optimizers import Optimizers, Watched
+    from tocsin.emitter.model.optimizers import Optimizers, WatchedOptimizer
     from tocsin.emitter.plan.schedule import Due
     from tocsin.emitter.statistics.tables import Pending
     from tocsin.emitter.training.training import Training
@@ -83,10 +83,10 @@ class Probe:
     def prepare(self, step: int, due: Due) -> None:
         """The step before this one is over: get ready for the forward pass of this one."""
 
-    def updating(self, watched: Watched, due: Due) -> None:
+    def updating(self, watched: WatchedOptimizer, due: Due) -> None:
         """The optimizer whose steps count is about to change its weights."""
 
-    def read(self, step: int, watched: Watched, due: Due) -> tuple[str, Pending] | None:
+    def read(self, step: int, watched: WatchedOptimizer, due: Due) -> tuple[str, Pending] | None:
         """The optimizer has changed its weights: the tables of this step, which may still be on
         their way from a GPU, and the name of the collection that bears their cost.
         """

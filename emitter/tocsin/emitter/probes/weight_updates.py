@@ -29,7 +29,7 @@ from tocsin.emitter.statistics.tables import Table
 from tocsin.schemas.records.frames import Counts, Floats
 
 if TYPE_CHECKING:
-    from tocsin.emitter.model.optimizers import Optimizers, Watched
+    from tocsin.emitter.model.optimizers import Optimizers, WatchedOptimizer
     from tocsin.emitter.training.training import Training
 
 BLOCKS: Final = 16
@@ -92,13 +92,13 @@ class UpdateProbe(Probe):
         """See `Probe`."""
         self._schedule = training.schedule
 
-    def updating(self, watched: Watched, due: Due) -> None:
+    def updating(self, watched: WatchedOptimizer, due: Due) -> None:
         """See `Probe`."""
         plans = (*due.get("weights", ()), *due.get("biases", ()))
         with self._schedule.costs(*(plan.name for plan in plans)):
             self.before(watched.parameters)
 
-    def read(self, step: int, watched: Watched, due: Due) -> tuple[str, Updates] | None:
+    def read(self, step: int, watched: WatchedOptimizer, due: Due) -> tuple[str, Updates] | None:
         """See `Probe`."""
         self.reads = NEVER
         with self._schedule.costs("weights", more=True):

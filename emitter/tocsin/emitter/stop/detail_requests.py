@@ -30,7 +30,7 @@ EVERY_MS: Final = 60_000
 Reason = Literal["look", "other_incarnation", "expired", "repeated", "too_soon", "malformed"]
 
 
-class CloserLooks:
+class DetailRequests:
     """Checks the requests to one run, and hands them to the ranks that `members` knows of."""
 
     def __init__(
@@ -50,7 +50,7 @@ class CloserLooks:
         Whether one is too old is asked of those that were there `earlier` than the listener: by two
         clocks that may be apart.
         """
-        reason, request = self._judge(record.value or b"", earlier=earlier)
+        reason, request = self._check(record.value or b"", earlier=earlier)
         self.counts[reason] += 1
         if request is not None:
             self._last_ms, self._last_issue = self._now_ms(), request.issue_id
@@ -58,7 +58,7 @@ class CloserLooks:
                 datagrams.send(trainer.socket, message(request))
         return reason
 
-    def _judge(self, value: bytes, *, earlier: bool) -> tuple[Reason, LookCloser | None]:
+    def _check(self, value: bytes, *, earlier: bool) -> tuple[Reason, LookCloser | None]:
         try:
             request = EVENT_TYPES.decode(value).data
         except RecordError:

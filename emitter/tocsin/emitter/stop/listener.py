@@ -23,7 +23,7 @@ from tocsin.bus.port import EARLIEST, Bus, BusError, Partition, Reader, Record, 
 from tocsin.emitter.process.process_group import process_lives
 from tocsin.emitter.process.stderr import print_line
 from tocsin.emitter.stop import before_update, datagrams
-from tocsin.emitter.stop.detail_requests import CloserLooks
+from tocsin.emitter.stop.detail_requests import DetailRequests
 from tocsin.emitter.stop.leave_report import Emit
 from tocsin.emitter.stop.processes import Members, Trainer
 from tocsin.emitter.stop.unwatched import LINES
@@ -91,7 +91,7 @@ class Listener:
         run_id: str,
         hands: Hands,
         *,
-        looks: CloserLooks | None = None,
+        looks: DetailRequests | None = None,
         now_ms: Callable[[], int] = unix_ms,
     ) -> None:
         """`looks` hears what rules ask for beside stops."""
@@ -243,7 +243,7 @@ class ThreadListener:
     ) -> None:
         """`endpoint` is closed with the listener. `beside` runs on the same bus."""
         self.members: Final = Members(origin.incarnation, process_lives)
-        looks = CloserLooks(origin.run_id, self.members)
+        looks = DetailRequests(origin.run_id, self.members)
         self.listener: Final = Listener(topics, origin.run_id, self, looks=looks)
         self._endpoint = endpoint
         self._open_bus = open_bus

@@ -10,7 +10,7 @@ import pytest
 
 from support.waiting import SOON_S, wait_until
 from tocsin.emitter.node import sources
-from tocsin.emitter.node.sources import EMPTY_S, FAILURES, KEPT_S, Beside, Paced, Sample
+from tocsin.emitter.node.sources import EMPTY_S, FAILURES, KEPT_S, Paced, Sample, ThreadedSource
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def slow() -> Iterator[Slow]:
 
 
 def test_a_source_beside_is_as_fresh_as_it_can_be() -> None:
-    source = Beside("it", lambda now_s: {"a": now_s})
+    source = ThreadedSource("it", lambda now_s: {"a": now_s})
     now_s = 0.0
 
     def is_fresh() -> bool:
@@ -83,7 +83,7 @@ def test_a_source_beside_is_as_fresh_as_it_can_be() -> None:
 
 
 def test_one_that_hangs_holds_up_nobody_and_has_importing(slow: Slow, told: list[str]) -> None:
-    source = Beside("GPUs", slow.read, tell=told.append)
+    source = ThreadedSource("GPUs", slow.read, tell=told.append)
     before = threading.active_count()
     assert source.sample(0.0) == {}
     began = time.monotonic()
@@ -118,7 +118,7 @@ def test_one_that_is_slow_is_asked_less_often(
         time.sleep(0.03)
         return {"a": now_s}
 
-    source = Beside("GPUs", read, tell=told.append)
+    source = ThreadedSource("GPUs", read, tell=told.append)
     wait_until(lambda: source.sample(0.0))
     # The first reading may load a driver: nothing is said, and it is asked again at once.
     assert told == []
@@ -135,7 +135,7 @@ def test_one_that_fails_beside_is_said_once(told: list[str]) -> None:
     def fail(now_s: float) -> Sample:
         raise OSError("gone")
 
-    source = Beside("it", fail, tell=told.append)
+    source = ThreadedSource("it", fail, tell=told.append)
     now_s = 0.0
 
     def is_told() -> bool:
@@ -155,7 +155,7 @@ def test_one_that_has_nothing_is_asked_rarely() -> None:
         taken.append(now_s)
         return {}
 
-    source = Beside("GPUs", read)
+    source = ThreadedSource("GPUs", read)
     wait_until(lambda: source.sample(0.0) == {} and source._asked_s is None)
     for n in range(9):
         source.sample(n * EMPTY_S / 10)
@@ -168,6 +168,6 @@ def test_no_thread_is_no_harm(told: list[str], monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    source = Beside("it", lambda now_s: {"a": 1.0}, tell=told.append)
+    source = ThreadedSource("it", lambda now_s: {"a": 1.0}, tell=told.append)
     assert source.sample(0.0) == source.sample(1.0) == {}
     assert told == ["it: not sampled any more: can't start new thread"]

@@ -13,7 +13,7 @@ import torch
 from support.captured import captured, said
 from support.loops import linear, loop
 from tocsin.emitter.capture import probe_list
-from tocsin.emitter.model.optimizers import Optimizers, Watched
+from tocsin.emitter.model.optimizers import Optimizers, WatchedOptimizer
 from tocsin.emitter.plan.schedule import Due
 from tocsin.emitter.probes.probe import NEVER, Probe
 from tocsin.emitter.process.isolation import REST
@@ -130,10 +130,10 @@ class Witness(Probe):
     def prepare(self, step: int, due: Due) -> None:
         self.calls.append(f"prepare {step}")
 
-    def updating(self, watched: Watched, due: Due) -> None:
+    def updating(self, watched: WatchedOptimizer, due: Due) -> None:
         self.calls.append(f"updating {watched.parameters[0][1].item():.1f}")
 
-    def read(self, step: int, watched: Watched, due: Due) -> None:
+    def read(self, step: int, watched: WatchedOptimizer, due: Due) -> None:
         self.calls.append(f"read {step} {watched.parameters[0][1].item():.1f}")
         self.reads = NEVER
 

@@ -16,7 +16,7 @@ from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing
 from tocsin.emitter.process.process_group import process_lives
 from tocsin.emitter.stop import datagrams
-from tocsin.emitter.stop.detail_requests import CloserLooks
+from tocsin.emitter.stop.detail_requests import DetailRequests
 from tocsin.emitter.stop.listener import Listener
 from tocsin.emitter.stop.processes import Members
 from tocsin.runtime.service import Attachment, Tick
@@ -80,7 +80,7 @@ def test_a_warning_brings_rows_of_each_step_for_fifty_steps(
         for message in launcher.drain():
             members.receive(message)
         hands: object = _NoHands()
-        looks = CloserLooks("r1", members)
+        looks = DetailRequests("r1", members)
         listener = Listener(Topics(), "r1", hands, looks=looks)  # type: ignore[arg-type]  # none
 
         async def listen() -> None:

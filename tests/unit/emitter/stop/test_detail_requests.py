@@ -15,7 +15,7 @@ from support.waiting import wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.emitter.stop import datagrams, exit_points
-from tocsin.emitter.stop.detail_requests import EVERY_MS, MAX_STEPS, CloserLooks
+from tocsin.emitter.stop.detail_requests import EVERY_MS, MAX_STEPS, DetailRequests
 from tocsin.emitter.stop.listener import Listener, ThreadListener
 from tocsin.emitter.stop.processes import Members
 from tocsin.schemas.records.events import Data, Event
@@ -55,7 +55,7 @@ class Node:
     """A rank that has said hello, as the launcher sees it, and a clock."""
 
     rank: datagrams.Endpoint
-    looks: CloserLooks
+    looks: DetailRequests
     clock: list[int] = field(default_factory=lambda: [NOW_MS])
 
     def heard(self) -> list[datagrams.Message]:
@@ -72,7 +72,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
         "incarnation": "i1", "socket": str(rank.path),
     }  # fmt: skip
     members.receive(hello)
-    yield Node(rank, CloserLooks("r1", members, now_ms=lambda: clock[0]), clock)
+    yield Node(rank, DetailRequests("r1", members, now_ms=lambda: clock[0]), clock)
     rank.close()
 
 

@@ -15,7 +15,7 @@ from tocsin.emitter.statistics.tables import Pending, Table
 from tocsin.schemas.records.collections import Kind, Mode
 
 if TYPE_CHECKING:
-    from tocsin.emitter.model.optimizers import Optimizers, Watched
+    from tocsin.emitter.model.optimizers import Optimizers, WatchedOptimizer
     from tocsin.emitter.training.training import Training
 
 ACTIVATIONS: Final[Kind] = "activations"
@@ -64,7 +64,7 @@ class ActivationProbe(Probe):
         self._missed = ()
         self.reads = step if activations.armed else NEVER
 
-    def read(self, step: int, watched: Watched, due: Due) -> tuple[str, Pending] | None:
+    def read(self, step: int, watched: WatchedOptimizer, due: Due) -> tuple[str, Pending] | None:
         """See `Probe`."""
         self.reads = 0 if self._missed else NEVER
         return self.drain()

@@ -23,7 +23,7 @@ from tocsin.emitter.statistics.tensor_rows import TensorRows, Wanted
 from tocsin.schemas.records.collections import Kind, Mode
 
 if TYPE_CHECKING:
-    from tocsin.emitter.model.optimizers import Optimizers, Watched
+    from tocsin.emitter.model.optimizers import Optimizers, WatchedOptimizer
     from tocsin.emitter.training.training import Training
 
 INPUTS: Final[Kind] = "inputs"
@@ -60,7 +60,7 @@ class InputProbe(Probe):
         if rows is not None:
             self._rows, self.reads = (plans[0].name, rows), 0
 
-    def read(self, step: int, watched: Watched, due: Due) -> tuple[str, Pending] | None:
+    def read(self, step: int, watched: WatchedOptimizer, due: Due) -> tuple[str, Pending] | None:
         """See `Probe`."""
         return self.drain()
 
