@@ -26,9 +26,9 @@ from tocsin.emitter.stop import datagrams
 from tocsin.emitter.stop.processes import Members
 from tocsin.emitter.stop.verification import (
     NO_STOP,
+    CommandVerdict,
     Facts,
     SignedCommand,
-    Verdict,
     read_keys,
     refusal,
 )
@@ -203,9 +203,9 @@ class Stopper:
             late = _Stop(command, how="itself", exit_code=job.exit_code)
             self._answer(self._exited(late, command))
             return
-        self.refuse(Verdict("other_incarnation", why, command, command.command_id))
+        self.refuse(CommandVerdict("other_incarnation", why, command, command.command_id))
 
-    def refuse(self, verdict: Verdict) -> None:
+    def refuse(self, verdict: CommandVerdict) -> None:
         """See Hands."""
         if verdict.why is not None:
             self._answer(refusal(verdict, self._who()))

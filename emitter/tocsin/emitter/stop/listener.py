@@ -31,10 +31,10 @@ from tocsin.emitter.stop.verification import (
     NO_STOP,
     STOP,
     UNKNOWN_MS,
+    CommandVerdict,
     Facts,
     Memory,
     SignedCommand,
-    Verdict,
     decide,
     read_keys,
     refusal,
@@ -77,7 +77,7 @@ class Hands(Protocol):
         """A good command, but what it was to stop has ended."""
         ...
 
-    def refuse(self, verdict: Verdict) -> None:
+    def refuse(self, verdict: CommandVerdict) -> None:
         """Answer with a refusal to the command that it names. Called at most `ANSWERED` times."""
         ...
 
@@ -170,7 +170,9 @@ class Listener:
             extra={"offset": record.offset},
         )  # fmt: skip
 
-    def apply(self, record: Record, *, earlier: bool = False, waited_ms: int = 0) -> Verdict | None:
+    def apply(
+        self, record: Record, *, earlier: bool = False, waited_ms: int = 0
+    ) -> CommandVerdict | None:
         """Judge one record and act on it; None if it is not a stop command to this run.
 
         It was there before this listener if `earlier`, and lay unread for at most `waited_ms`.
@@ -305,7 +307,7 @@ class ThreadListener:
     def missed(self, command: StopRequested, why: str) -> None:
         """See Hands. It listens only while its training runs."""
 
-    def refuse(self, verdict: Verdict) -> None:
+    def refuse(self, verdict: CommandVerdict) -> None:
         """See Hands."""
         if verdict.why is not None:
             self._emit(refusal(verdict, self._who(self.members.incarnation)))

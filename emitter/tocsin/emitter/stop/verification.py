@@ -113,7 +113,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CommandVerdict:
     """What to do about a command. `command_id` is as claimed, even where the claim is refused."""
 
     reason: Reason
@@ -133,7 +133,7 @@ class Verdict:
 
 def decide(
     signed: SignedCommand, facts: Facts, memory: Memory, now_ms: int, *, waited_ms: int = 0
-) -> Verdict:
+) -> CommandVerdict:
     """Judge a command. Reads `memory`, never writes it.
 
     `obey` is given at most once per incarnation; the same bytes again are `repeated`, which is what
@@ -149,17 +149,17 @@ def decide(
     except SignatureError as error:
         known = signed.signature is None or facts.keys.trusts(signed.signature.key_id)
         why: Why = "bad_signature" if known else "untrusted_key"
-        return Verdict(why, str(error), command_id=claimed)
+        return CommandVerdict(why, str(error), command_id=claimed)
     try:
         command = EVENT_TYPES.decode(signed.value).data
     except RecordError as error:
-        return Verdict("malformed", str(error), command_id=claimed)
+        return CommandVerdict("malformed", str(error), command_id=claimed)
     if not isinstance(command, StopRequested):
         text = f"expected {StopRequested.event_type}, found {command.event_type}"
-        return Verdict("malformed", text, command_id=claimed)
+        return CommandVerdict("malformed", text, command_id=claimed)
 
-    def verdict(reason: Reason, text: str = "") -> Verdict:
-        return Verdict(reason, text, command, command.command_id)
+    def verdict(reason: Reason, text: str = "") -> CommandVerdict:
+        return CommandVerdict(reason, text, command, command.command_id)
 
     if signed.key != command.key.encode():
         return verdict("malformed", "the record's key is not the command's")
@@ -183,7 +183,7 @@ def decide(
     return verdict("obey")
 
 
-def refusal(verdict: Verdict, who: Mapping[str, object]) -> StopRefused | StopExpired:
+def refusal(verdict: CommandVerdict, who: Mapping[str, object]) -> StopRefused | StopExpired:
     """What a listener answers to a command that it does not obey; `who` are the answer's fields
     that name who answers.
     """

@@ -18,7 +18,7 @@ from tocsin.emitter.launch.escalation import Stopper
 from tocsin.emitter.launch.job import Job
 from tocsin.emitter.stop import datagrams
 from tocsin.emitter.stop.processes import KEPT, Members
-from tocsin.emitter.stop.verification import Verdict
+from tocsin.emitter.stop.verification import CommandVerdict
 from tocsin.schemas.records.events import Data
 from tocsin.schemas.records.stops.commands import (
     StopAcknowledged,
@@ -194,7 +194,7 @@ async def test_what_ends_a_job_is_what_its_exit_code_says(place: Place) -> None:
 
 async def test_a_command_that_was_read_too_late_is_told_as_expired(place: Place) -> None:
     command = place.signer.command("r1", "i1")
-    place.stopper.refuse(Verdict("expired", "too late", command, command.command_id))
+    place.stopper.refuse(CommandVerdict("expired", "too late", command, command.command_id))
     (said,) = place.said
     assert isinstance(said, StopExpired)
     assert (said.command_id, said.reason) == (command.command_id, "too late")

@@ -27,7 +27,7 @@ from tocsin.emitter.send.encoding import Address
 from tocsin.emitter.send.sender import Sender
 from tocsin.emitter.stop import exit_points, listener, side_group
 from tocsin.emitter.stop.exception import StopTraining
-from tocsin.emitter.stop.verification import Facts, SignedCommand, Verdict
+from tocsin.emitter.stop.verification import CommandVerdict, Facts, SignedCommand
 from tocsin.emitter.training.session import Session
 from tocsin.emitter.training.user_arrays import as_array
 from tocsin.schemas.records.events import Data
@@ -223,7 +223,7 @@ class NoHands:
     def obey(self, signed: SignedCommand, command: StopRequested) -> None: ...
     def join(self, command: StopRequested) -> None: ...
     def missed(self, command: StopRequested, why: str) -> None: ...
-    def refuse(self, verdict: Verdict) -> None: ...
+    def refuse(self, verdict: CommandVerdict) -> None: ...
 
 
 class Away:

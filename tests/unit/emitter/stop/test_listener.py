@@ -22,10 +22,10 @@ from tocsin.emitter.stop.listener import ANSWERED, Listener, ThreadListener
 from tocsin.emitter.stop.verification import (
     SKEW_MS,
     UNKNOWN_MS,
+    CommandVerdict,
     Facts,
     Memory,
     SignedCommand,
-    Verdict,
     decide,
     read_keys,
     trusted_paths,
@@ -202,7 +202,7 @@ class RecordedHands:
     def missed(self, command: StopRequested, why: str) -> None:
         self.done.append(("missed", why))
 
-    def refuse(self, verdict: Verdict) -> None:
+    def refuse(self, verdict: CommandVerdict) -> None:
         self.done.append(("refuse", str(verdict.why)))
 
 
