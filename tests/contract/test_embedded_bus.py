@@ -321,7 +321,7 @@ async def test_who_joins_after_a_kill_has_the_dead_member_s_partitions_at_once(
         os.kill(child.pid, signal.SIGKILL)
         child.communicate()
 
-    db, catalogue = sqlite3.connect(path, isolation_level=None), tables.Catalogue()
+    db, catalogue = sqlite3.connect(path, isolation_level=None), tables.TopicCatalogue()
     groups.join(db, "killed", "next", [spec.name], leases.monotonic_ms())
     place = groups.standing(db, catalogue, "killed", "next", [spec.name])
     assert place.share == set(partitions(spec))

@@ -21,7 +21,7 @@ from tocsin.console.configuration.field_texts import REQUIRED, FieldText, field_
 from tocsin.console.configuration.init import severity_text
 from tocsin.schemas.configuration.file_schema import config_model
 from tocsin.schemas.configuration.sections import RuleEntry, StopOptions
-from tocsin.stream_rules.catalogue import Catalogue, built_in
+from tocsin.stream_rules.catalogue import RuleCatalogue, built_in
 from tocsin.stream_rules.rule import AnyRule
 
 _RECEIVERS: Final = [kind.config for kind in ReceiverKinds().built_in()]
@@ -159,7 +159,7 @@ and `holds`: what the file means, or null. The codes:
 _RULE_KEYS: Final = frozenset({"name", "use", "match", "preset", "params", "severity", "actions"})
 
 
-def config_page(catalogue: Catalogue | None = None) -> str:
+def config_page(catalogue: RuleCatalogue | None = None) -> str:
     """The text of `docs/reference/configuration.md`. Pure."""
     fields = field_texts(config_model(_RECEIVERS, _TARGETS))
     out = [_HEAD, _table(fields)]

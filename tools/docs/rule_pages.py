@@ -24,7 +24,7 @@ from tocsin.console.catalog.rule_text import (
 )
 from tocsin.console.configuration.field_texts import field_texts, in_yaml
 from tocsin.schemas.text import number_text, unit_suffix
-from tocsin.stream_rules.catalogue import Catalogue, built_in
+from tocsin.stream_rules.catalogue import RuleCatalogue, built_in
 from tocsin.stream_rules.engine.causal_order import CAUSAL_ORDER
 from tocsin.stream_rules.rule import AnyRule
 
@@ -83,7 +83,7 @@ _TOCTREE: Final = """
 """
 
 
-def write_pages(docs: Path, catalogue: Catalogue | None = None) -> None:
+def write_pages(docs: Path, catalogue: RuleCatalogue | None = None) -> None:
     """Write index, pages and pictures into the folder of the docs, and remove those of rules that
     are gone."""
     known = catalogue or built_in()
@@ -97,7 +97,7 @@ def write_pages(docs: Path, catalogue: Catalogue | None = None) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def pages(folder: Path, catalogue: Catalogue) -> Mapping[str, str]:
+def pages(folder: Path, catalogue: RuleCatalogue) -> Mapping[str, str]:
     """Each file below `docs/rules`, with its text; the examples are read from `folder`."""
     files = {"index.md": index_page(catalogue)}
     for rule in catalogue:
@@ -110,7 +110,7 @@ def pages(folder: Path, catalogue: Catalogue) -> Mapping[str, str]:
     return files
 
 
-def index_page(catalogue: Catalogue) -> str:
+def index_page(catalogue: RuleCatalogue) -> str:
     """All rules in tables, family by family. Pure."""
     families = list(by_family(catalogue))
     out = [_HEAD]
@@ -130,7 +130,7 @@ def index_page(catalogue: Catalogue) -> str:
 
 
 def rule_page(
-    rule: type[AnyRule], example: Example | None = None, catalogue: Catalogue | None = None
+    rule: type[AnyRule], example: Example | None = None, catalogue: RuleCatalogue | None = None
 ) -> str:
     """All about one rule; `catalogue` has those that can be linked to. Pure."""
     meta = rule.meta
@@ -232,7 +232,7 @@ def _presets(rule: type[AnyRule]) -> Iterator[str]:
         yield from (f"| `{key}` | {_cell(_value(value))} |\n" for key, value in values.items())
 
 
-def _story(name: str, known: Catalogue) -> Iterator[str]:
+def _story(name: str, known: RuleCatalogue) -> Iterator[str]:
     """What brings its issues about, and what they bring about."""
     causes: dict[str, list[str]] = {}
     effects: list[str] = []
@@ -253,7 +253,7 @@ def _story(name: str, known: Catalogue) -> Iterator[str]:
         yield f"\nPossible consequences: {', '.join(_links(others, known))}.\n"
 
 
-def _links(conditions: Iterable[str], known: Catalogue) -> Iterator[str]:
+def _links(conditions: Iterable[str], known: RuleCatalogue) -> Iterator[str]:
     """Rules, or RULE/BRANCH, each with a link to its page."""
     for condition in conditions:
         name = condition.partition("/")[0]

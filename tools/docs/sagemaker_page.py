@@ -21,7 +21,7 @@ from tocsin.console.sagemaker.tables import (
     OldRule,
 )
 from tocsin.console.sagemaker.values import COLLECTIONS, convert_value
-from tocsin.stream_rules.catalogue import Catalogue, UnknownRule, built_in
+from tocsin.stream_rules.catalogue import RuleCatalogue, UnknownRule, built_in
 from tocsin.stream_rules.rule import AnyRule
 
 COMMAND: Final = "python tools/docs/sagemaker_page.py docs"
@@ -139,7 +139,7 @@ _TAIL: Final = """
 """
 
 
-def page(catalogue: Catalogue | None = None) -> str:
+def page(catalogue: RuleCatalogue | None = None) -> str:
     """The text of `docs/how-to/from-sagemaker.md`. Pure."""
     known = catalogue or built_in()
     out = [_HEAD]
@@ -166,7 +166,7 @@ def write_page(docs: Path) -> None:
     (docs / "how-to" / "from-sagemaker.md").write_text(page(), encoding="utf-8")
 
 
-def _counterpart(old: OldRule, catalogue: Catalogue) -> type[AnyRule] | None:
+def _counterpart(old: OldRule, catalogue: RuleCatalogue) -> type[AnyRule] | None:
     try:
         return catalogue.get(old.name)
     except UnknownRule:
@@ -198,7 +198,7 @@ def _here(parameter: OldParameter) -> str:
     return f"`{parameter.new}: {value}`"
 
 
-def _link(name: str, catalogue: Catalogue) -> str:
+def _link(name: str, catalogue: RuleCatalogue) -> str:
     rule = _counterpart(BY_NAME[name], catalogue)
     return f"`{name}`" if rule is None else f"[`{name}`](../rules/{rule.meta.name}.md)"
 

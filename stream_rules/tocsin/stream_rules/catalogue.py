@@ -29,7 +29,7 @@ class UnknownRule(ConfigurationError):
     """No rule has this name."""
 
 
-class Catalogue:
+class RuleCatalogue:
     """Rule classes by name; aliases lead to the same class."""
 
     def __init__(self, rules: Iterable[type[AnyRule]] = ()) -> None:
@@ -72,6 +72,6 @@ class Catalogue:
         return iter(self._rules.values())
 
 
-def built_in() -> Catalogue:
+def built_in() -> RuleCatalogue:
     """A catalogue of the rules that come with tocsin."""
-    return Catalogue(rule for family in FAMILIES for rule in family.RULES)
+    return RuleCatalogue(rule for family in FAMILIES for rule in family.RULES)

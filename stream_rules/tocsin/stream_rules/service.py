@@ -26,7 +26,7 @@ from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.schemas.records.stops.commands import LookCloser, look_closer_key
 from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
-from tocsin.stream_rules.catalogue import Catalogue
+from tocsin.stream_rules.catalogue import RuleCatalogue
 from tocsin.stream_rules.custom.call_limits import Limits
 from tocsin.stream_rules.custom.host import CustomHost
 from tocsin.stream_rules.custom.protocol import CUSTOM_KEY
@@ -441,7 +441,7 @@ def build_rules_service(
     topics: Topics,
     config: Config | None = None,
     *,
-    catalogue: Catalogue | None = None,
+    catalogue: RuleCatalogue | None = None,
     folder: Path | None = None,
     limits: Limits | None = None,
     metrics: Metrics | None = None,

@@ -42,7 +42,7 @@ from tocsin.schemas.records.runs import (
 )
 from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import Topics, telemetry_partition
-from tocsin.stream_rules.catalogue import Catalogue, built_in
+from tocsin.stream_rules.catalogue import RuleCatalogue, built_in
 from tocsin.stream_rules.engine.configured_rules import RuleSpec, rule_specs
 from tocsin.stream_rules.engine.replay import replay
 from tocsin.stream_rules.reading.recordings import load_records as load_records
@@ -353,7 +353,7 @@ class RunBuilder:
 
 
 def only(
-    rule: str | type[AnyRule], *, catalogue: Catalogue | None = None, **params: object
+    rule: str | type[AnyRule], *, catalogue: RuleCatalogue | None = None, **params: object
 ) -> tuple[RuleSpec, ...]:
     """One instance of a single rule, given by class or name, with these parameters."""
     found = (catalogue or built_in()).get(rule) if isinstance(rule, str) else rule

@@ -13,7 +13,13 @@ from tocsin.schemas.configuration.docstrings import field_docstrings
 from tocsin.schemas.configuration.file import SectionRegistry, check_config
 from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.stream_rules.catalogue import FAMILIES, Catalogue, DuplicateRule, UnknownRule, built_in
+from tocsin.stream_rules.catalogue import (
+    FAMILIES,
+    DuplicateRule,
+    RuleCatalogue,
+    UnknownRule,
+    built_in,
+)
 from tocsin.stream_rules.engine.configured_rules import rule_problems, rule_specs
 from tocsin.stream_rules.rule import AnyRule
 from tocsin.stream_rules.rules.numerical.nonfinite import Nonfinite
@@ -60,7 +66,7 @@ def test_a_name_is_taken_once() -> None:
 
 def test_an_unknown_name_is_said() -> None:
     with pytest.raises(UnknownRule, match="nonfinit"):
-        Catalogue().get("nonfinit")
+        RuleCatalogue().get("nonfinit")
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.meta.name)

@@ -263,7 +263,7 @@ class Connection:
 
     def __init__(self, file: BusFile, name: str) -> None:
         self.file = file
-        self.catalogue = tables.Catalogue()
+        self.catalogue = tables.TopicCatalogue()
         self.epoch = 0
         """Grows by one each time that the file was found replaced; positions in the old one mean
         nothing.
@@ -399,7 +399,7 @@ class Connection:
             with suppress(sqlite3.Error):
                 db.close()
             self._db = None
-            self.catalogue = tables.Catalogue()
+            self.catalogue = tables.TopicCatalogue()
             self.epoch += 1
         try:
             self._db = self.file.open(specs or self.file.topics)

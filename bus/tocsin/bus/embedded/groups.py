@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tocsin.bus.embedded import leases
-from tocsin.bus.embedded.tables import Catalogue, transaction
+from tocsin.bus.embedded.tables import TopicCatalogue, transaction
 from tocsin.bus.port import FencedMember, Partition
 
 _FENCED: Final = (
@@ -115,7 +115,11 @@ class Standing:
 
 
 def standing(
-    db: sqlite3.Connection, catalogue: Catalogue, group: str, member: str, topics: Sequence[str]
+    db: sqlite3.Connection,
+    catalogue: TopicCatalogue,
+    group: str,
+    member: str,
+    topics: Sequence[str],
 ) -> Standing:
     """Where the member stands now."""
     with transaction(db, write=False):
@@ -145,7 +149,7 @@ def standing(
 
 def claim(
     db: sqlite3.Connection,
-    catalogue: Catalogue,
+    catalogue: TopicCatalogue,
     group: str,
     member: str,
     partitions: frozenset[Partition],
@@ -170,7 +174,7 @@ def claim(
 
 def give_up(
     db: sqlite3.Connection,
-    catalogue: Catalogue,
+    catalogue: TopicCatalogue,
     group: str,
     member: str,
     partitions: frozenset[Partition],
@@ -185,7 +189,7 @@ def give_up(
 
 def commit(
     db: sqlite3.Connection,
-    catalogue: Catalogue,
+    catalogue: TopicCatalogue,
     group: str,
     offsets: Mapping[Partition, int],
     *,
@@ -216,7 +220,7 @@ def commit(
 
 
 def committed(
-    db: sqlite3.Connection, catalogue: Catalogue, group: str, partition: Partition
+    db: sqlite3.Connection, catalogue: TopicCatalogue, group: str, partition: Partition
 ) -> int | None:
     """What was stored last."""
     row = db.execute(

@@ -27,7 +27,7 @@ from typing import Final
 from tocsin.bus.embedded.doorbell import Doorbell, topic_mask
 from tocsin.bus.embedded.log import append_within
 from tocsin.bus.embedded.spool import Entry, is_segment, parse, spool_folder
-from tocsin.bus.embedded.tables import Catalogue, add_topics, transaction
+from tocsin.bus.embedded.tables import TopicCatalogue, add_topics, transaction
 from tocsin.bus.port import UnknownTopic
 from tocsin.schemas.errors import RecordTooLarge
 from tocsin.schemas.process.private_folders import is_private, make_private
@@ -48,7 +48,7 @@ class Intake:
         self._doorbell = doorbell
         self._clock = clock
 
-    def take_in(self, db: sqlite3.Connection, catalogue: Catalogue) -> None:
+    def take_in(self, db: sqlite3.Connection, catalogue: TopicCatalogue) -> None:
         """Append all that was written to spools by now, and wake the readers."""
         try:
             names = sorted(filter(is_segment, os.listdir(self._folder)))
@@ -70,7 +70,7 @@ class Intake:
     def _take_segment(
         self,
         db: sqlite3.Connection,
-        catalogue: Catalogue,
+        catalogue: TopicCatalogue,
         name: str,
         position: int,
         has_successor: bool,
@@ -97,7 +97,7 @@ class Intake:
             os.close(file)
 
     def _take_chunk(
-        self, db: sqlite3.Connection, catalogue: Catalogue, name: str, file: int, size: int
+        self, db: sqlite3.Connection, catalogue: TopicCatalogue, name: str, file: int, size: int
     ) -> int:
         """Append the next entries in one transaction; the position behind them."""
         topics: set[str] = set()
@@ -128,7 +128,9 @@ class Intake:
             self._doorbell.ring(topic_mask(topics))
         return after
 
-    def _take_entry(self, db: sqlite3.Connection, catalogue: Catalogue, entry: Entry) -> set[str]:
+    def _take_entry(
+        self, db: sqlite3.Connection, catalogue: TopicCatalogue, entry: Entry
+    ) -> set[str]:
         """Within the caller's transaction; the topics that were written."""
         if entry.topics:
             names = [spec.name for spec in entry.topics]
@@ -178,7 +180,7 @@ class Turn:
 
 
 @contextmanager
-def _forgetting(catalogue: Catalogue) -> Iterator[None]:
+def _forgetting(catalogue: TopicCatalogue) -> Iterator[None]:
     """Topics that were read within a transaction are there only if it was committed."""
     try:
         yield

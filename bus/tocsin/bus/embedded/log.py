@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from tocsin.bus.embedded.tables import Catalogue, transaction
+from tocsin.bus.embedded.tables import TopicCatalogue, transaction
 from tocsin.bus.port import FEW_HEADERS, From, Headers, Outgoing, Partition, Record, record_size
 from tocsin.schemas.errors import RecordTooLarge
 
@@ -52,7 +52,7 @@ class _Tail:
 
 
 def append(
-    db: sqlite3.Connection, catalogue: Catalogue, records: Sequence[Outgoing], now_ms: int
+    db: sqlite3.Connection, catalogue: TopicCatalogue, records: Sequence[Outgoing], now_ms: int
 ) -> list[int]:
     """Write all of them in one transaction; their offsets.
 
@@ -64,7 +64,7 @@ def append(
 
 
 def append_within(
-    db: sqlite3.Connection, catalogue: Catalogue, records: Sequence[Outgoing], now_ms: int
+    db: sqlite3.Connection, catalogue: TopicCatalogue, records: Sequence[Outgoing], now_ms: int
 ) -> list[int]:
     """Append records within the caller's transaction."""
     ids: list[int] = []
@@ -181,7 +181,7 @@ class Fetched:
 
 def fetch(
     db: sqlite3.Connection,
-    catalogue: Catalogue,
+    catalogue: TopicCatalogue,
     positions: Mapping[Partition, int],
     max_records: int,
 ) -> Fetched:
@@ -224,7 +224,7 @@ def fetch(
 
 
 def ends(
-    db: sqlite3.Connection, catalogue: Catalogue, partitions: Sequence[Partition]
+    db: sqlite3.Connection, catalogue: TopicCatalogue, partitions: Sequence[Partition]
 ) -> dict[Partition, int]:
     """The offset that the next record of each will get. Raises UnknownTopic."""
     wanted = {catalogue.id(db, partition): partition for partition in partitions}
@@ -239,7 +239,9 @@ def _ends(db: sqlite3.Connection, wanted: Mapping[int, Partition]) -> dict[int, 
     )
 
 
-def place(db: sqlite3.Connection, catalogue: Catalogue, partition: Partition, start: From) -> int:
+def place(
+    db: sqlite3.Connection, catalogue: TopicCatalogue, partition: Partition, start: From
+) -> int:
     """The offset that `start` means there now. Raises UnknownTopic."""
     number = catalogue.id(db, partition)
     if start.kind == "offset":

@@ -63,7 +63,7 @@ PRAGMA user_version = {FORMAT};
 
 
 @dataclass(slots=True)
-class Catalogue:
+class TopicCatalogue:
     """What one connection knows of topics and partition ids. Topics are never changed, so it never
     ages.
     """

@@ -14,7 +14,7 @@ from typing import Final
 
 from tocsin.console.configuration.field_texts import field_texts, in_yaml
 from tocsin.schemas.configuration.values import format_duration
-from tocsin.stream_rules.catalogue import Catalogue
+from tocsin.stream_rules.catalogue import RuleCatalogue
 from tocsin.stream_rules.rule import AnyRule, Family, Input
 
 FAMILIES: Final[Mapping[Family, str]] = {
@@ -41,7 +41,7 @@ _COMES: Final = {
 }
 
 
-def by_family(catalogue: Catalogue) -> Iterator[tuple[Family, Sequence[type[AnyRule]]]]:
+def by_family(catalogue: RuleCatalogue) -> Iterator[tuple[Family, Sequence[type[AnyRule]]]]:
     """The rules of each family that has any, in the order of the docs."""
     rules = list(catalogue)
     for family in FAMILIES:

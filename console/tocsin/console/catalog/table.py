@@ -27,7 +27,7 @@ from tocsin.console.configuration.field_texts import field_texts, in_yaml
 from tocsin.console.views.issues import SEVERITY_STYLE
 from tocsin.schemas.configuration.problems import did_you_mean
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.stream_rules.catalogue import Catalogue, UnknownRule
+from tocsin.stream_rules.catalogue import RuleCatalogue, UnknownRule
 from tocsin.stream_rules.custom.loading import load_rule
 from tocsin.stream_rules.engine.configured_rules import CUSTOM_GROUP
 from tocsin.stream_rules.rule import AnyRule, Family
@@ -43,7 +43,7 @@ class UnknownFamily(ConfigurationError):
 
 
 def chosen(
-    catalogue: Catalogue, family: str | None
+    catalogue: RuleCatalogue, family: str | None
 ) -> list[tuple[Family, Sequence[type[AnyRule]]]]:
     """The families that are wanted, each with its rules.
 
@@ -55,7 +55,7 @@ def chosen(
     return [one for one in by_family(catalogue) if family in (None, one[0])]
 
 
-def find(catalogue: Catalogue, name: str, folder: Path | None = None) -> type[AnyRule]:
+def find(catalogue: RuleCatalogue, name: str, folder: Path | None = None) -> type[AnyRule]:
     """The rule of that name or alias, however it is capitalised; or, with `folder`, one of your own
     (`rules/mine.py:Mine` from there, or what a package offers), whose code is run for that.
 
@@ -80,7 +80,7 @@ def offered() -> list[str]:
     return sorted({point.name for point in entry_points(group=CUSTOM_GROUP)})
 
 
-def list_table(catalogue: Catalogue, family: str | None = None) -> Table:
+def list_table(catalogue: RuleCatalogue, family: str | None = None) -> Table:
     """One line for each rule. Raises as `chosen` does."""
     table = Table(box=None)
     for name in ("rule", "family"):
@@ -102,7 +102,7 @@ def list_table(catalogue: Catalogue, family: str | None = None) -> Table:
     return table
 
 
-def list_notes(catalogue: Catalogue, family: str | None = None) -> str:
+def list_notes(catalogue: RuleCatalogue, family: str | None = None) -> str:
     """What stands below the table."""
     rules = [rule for _, members in chosen(catalogue, family) for rule in members]
     off = sum(not rule.meta.by_default for rule in rules)
@@ -115,14 +115,14 @@ def list_notes(catalogue: Catalogue, family: str | None = None) -> str:
     return "\n".join(notes)
 
 
-def list_facts(catalogue: Catalogue, family: str | None = None) -> dict[str, object]:
+def list_facts(catalogue: RuleCatalogue, family: str | None = None) -> dict[str, object]:
     """The list of rules as JSON values: `version` and `rules`. Raises as `chosen` does."""
     rules = [rule_facts(rule) for _, members in chosen(catalogue, family) for rule in members]
     found: dict[str, object] = json.loads(_json({"version": 1, "rules": rules}))
     return found
 
 
-def list_json(catalogue: Catalogue, family: str | None = None) -> str:
+def list_json(catalogue: RuleCatalogue, family: str | None = None) -> str:
     """The same as text."""
     return _json(list_facts(catalogue, family))
 

@@ -14,7 +14,7 @@ from tocsin.schemas.configuration.receivers import ReceiverConfig
 from tocsin.schemas.configuration.sections import CUSTOM_USE
 from tocsin.schemas.configuration.targets import TargetConfig
 from tocsin.schemas.configuration.values import format_duration, format_percent
-from tocsin.stream_rules.catalogue import Catalogue
+from tocsin.stream_rules.catalogue import RuleCatalogue
 from tocsin.stream_rules.rule import AnyRule
 
 _REFERENCE: Final = "#/$defs/{model}"
@@ -23,7 +23,7 @@ Node = dict[str, Any]
 
 
 def editor_schema(
-    catalogue: Catalogue,
+    catalogue: RuleCatalogue,
     receivers: Sequence[type[ReceiverConfig]],
     targets: Sequence[type[TargetConfig]],
 ) -> Mapping[str, object]:

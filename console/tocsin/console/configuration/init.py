@@ -15,7 +15,7 @@ from typing import Final
 
 from tocsin.console.configuration.field_texts import field_texts
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.stream_rules.catalogue import Catalogue, built_in
+from tocsin.stream_rules.catalogue import RuleCatalogue, built_in
 from tocsin.stream_rules.rule import AnyRule
 
 _WIDTH: Final = 100
@@ -26,7 +26,7 @@ def first_text() -> str:
     return _template("short.yaml")
 
 
-def config_text(catalogue: Catalogue | None = None) -> str:
+def config_text(catalogue: RuleCatalogue | None = None) -> str:
     """The text of the full file, with the rules of the catalogue. Pure."""
     rules = list(catalogue or built_in())
     return _template("full.yaml") + "\n".join(map(_rule, rules)) + _template("more_instances.yaml")

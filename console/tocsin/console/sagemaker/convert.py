@@ -24,7 +24,7 @@ from tocsin.console.sagemaker.yaml_text import Entry, as_yaml
 from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.problems import PlacedProblem, did_you_mean
 from tocsin.schemas.configuration.validation import problems_of_model
-from tocsin.stream_rules.catalogue import Catalogue, UnknownRule, built_in
+from tocsin.stream_rules.catalogue import RuleCatalogue, UnknownRule, built_in
 from tocsin.stream_rules.rule import AnyRule
 
 PRESET: Final = "sagemaker"
@@ -48,14 +48,14 @@ class Converted:
 
 @dataclass(slots=True)
 class _Work:
-    catalogue: Catalogue
+    catalogue: RuleCatalogue
     notes: Notes
     receivers: Receivers = field(default_factory=Receivers)
     entries: list[Entry] = field(default_factory=list)
 
 
 def convert(
-    text: str, source: str, *, only: bool = False, catalogue: Catalogue | None = None
+    text: str, source: str, *, only: bool = False, catalogue: RuleCatalogue | None = None
 ) -> Converted:
     """Convert the text of a JSON file.
 

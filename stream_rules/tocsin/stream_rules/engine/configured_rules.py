@@ -15,7 +15,7 @@ from tocsin.schemas.configuration.problems import Problem, did_you_mean
 from tocsin.schemas.configuration.sections import CUSTOM_USE, RuleEntry
 from tocsin.schemas.configuration.validation import problems_of_model
 from tocsin.schemas.errors import ConfigurationError
-from tocsin.stream_rules.catalogue import Catalogue, UnknownRule, built_in
+from tocsin.stream_rules.catalogue import RuleCatalogue, UnknownRule, built_in
 from tocsin.stream_rules.engine.rule_spec import CUSTOM_GROUP as CUSTOM_GROUP
 from tocsin.stream_rules.engine.rule_spec import RuleSpec as RuleSpec
 from tocsin.stream_rules.rule import AnyRule, InstanceFacts
@@ -25,7 +25,7 @@ def rule_specs(
     entries: Sequence[RuleEntry] = (),
     *,
     defaults: Literal["all", "none"] = "all",
-    catalogue: Catalogue | None = None,
+    catalogue: RuleCatalogue | None = None,
     customs: Mapping[str, RuleSpec] | None = None,
 ) -> tuple[RuleSpec, ...]:
     """The instances of a configuration: the listed ones, then the others at their defaults.
@@ -77,7 +77,7 @@ def specs_at_runtime(
     running: Sequence[RuleSpec],
     old: Config,
     new: Config,
-    catalogue: Catalogue | None = None,
+    catalogue: RuleCatalogue | None = None,
 ) -> tuple[tuple[RuleSpec, ...], tuple[str, ...]]:
     """What a running worker makes of a new configuration: its instances, and which rules stay.
 
@@ -119,7 +119,7 @@ def _others(spec: RuleSpec) -> Collection[str]:
     return () if spec.custom else tuple(spec.build().other_runs())
 
 
-def with_own_names(config: Config, catalogue: Catalogue | None = None) -> Config:
+def with_own_names(config: Config, catalogue: RuleCatalogue | None = None) -> Config:
     """The configuration with each alias replaced by the rule's own name, as in issues."""
     known = catalogue or built_in()
     custom = _CustomRules(known)
@@ -135,7 +135,7 @@ def with_own_names(config: Config, catalogue: Catalogue | None = None) -> Config
 
 
 def custom_entries(
-    entries: Iterable[RuleEntry], catalogue: Catalogue | None = None
+    entries: Iterable[RuleEntry], catalogue: RuleCatalogue | None = None
 ) -> tuple[RuleEntry, ...]:
     """The entries that name a custom rule, or one of a package."""
     custom = _CustomRules(catalogue or built_in())
@@ -143,7 +143,7 @@ def custom_entries(
 
 
 def rule_problems(
-    catalogue: Catalogue | None = None,
+    catalogue: RuleCatalogue | None = None,
     *,
     load: Callable[[Sequence[RuleEntry]], Iterable[Problem]] | None = None,
 ) -> SectionValidator:
@@ -163,7 +163,7 @@ def rule_problems(
     return validate
 
 
-def _problems(entries: Iterable[RuleEntry], catalogue: Catalogue) -> Iterator[Problem]:
+def _problems(entries: Iterable[RuleEntry], catalogue: RuleCatalogue) -> Iterator[Problem]:
     seen: set[str] = set()
     names = frozenset((*catalogue.names(), *catalogue.aliases()))
     custom = _CustomRules(catalogue)
@@ -201,7 +201,7 @@ def _problems(entries: Iterable[RuleEntry], catalogue: Catalogue) -> Iterator[Pr
             yield from problems_of_model(error, model, entry.at("params"))
 
 
-def _unmatched_names(config: Config, catalogue: Catalogue) -> Iterator[Problem]:
+def _unmatched_names(config: Config, catalogue: RuleCatalogue) -> Iterator[Problem]:
     """Names in the matches of routes, silences and inhibitions that no issue's rule can have."""
     # Issues have the rule's own name, where the file has an alias.
     own = {*catalogue.names(), *(entry.name for entry in config.rules)} - {*catalogue.aliases()}
@@ -223,7 +223,7 @@ class _CustomRules:
     Of packages only the names are read that they offer, once: that looks at all that is installed.
     """
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: RuleCatalogue) -> None:
         self._catalogue = catalogue
 
     def __contains__(self, entry: RuleEntry) -> bool:

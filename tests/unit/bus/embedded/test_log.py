@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tocsin.bus.embedded.log import append
-from tocsin.bus.embedded.tables import SCHEMA, Catalogue, create_topics
+from tocsin.bus.embedded.tables import SCHEMA, TopicCatalogue, create_topics
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.schemas.topics import Topics
 
@@ -40,7 +40,7 @@ def contents(batches: list[tuple[int, list[Outgoing]]]) -> dict[str, list[tuple[
     db = sqlite3.connect(":memory:", isolation_level=None)
     db.executescript(SCHEMA)
     create_topics(db, TOPICS.specs())
-    catalogue = Catalogue()
+    catalogue = TopicCatalogue()
     for now_ms, records in batches:
         append(db, catalogue, records, now_ms)
     found = {

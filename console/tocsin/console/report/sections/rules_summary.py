@@ -13,7 +13,7 @@ from tocsin.console.views.rule_status import in_a_line
 from tocsin.schemas.records.issues import SEVERITIES, IssueFiring, Severity
 from tocsin.schemas.records.run_view import RuleStatus
 from tocsin.schemas.text import counted, plain_line
-from tocsin.stream_rules.catalogue import Catalogue, built_in
+from tocsin.stream_rules.catalogue import RuleCatalogue, built_in
 
 KEY: Final = "rules_summary"
 _TITLE: Final = "Rules summary"
@@ -69,7 +69,7 @@ def _fired(
     fired: list[str],
     found: dict[str, list[IssueFiring]],
     times: dict[str, int],
-    catalogue: Catalogue,
+    catalogue: RuleCatalogue,
 ) -> Table:
     rows = []
     for rule in fired:
@@ -95,5 +95,5 @@ def _count(issues: Sequence[IssueFiring], severity: str) -> int:
     return sum(issue.severity == severity for issue in issues)
 
 
-def _meaning(rule: str, catalogue: Catalogue) -> str:
+def _meaning(rule: str, catalogue: RuleCatalogue) -> str:
     return catalogue.get(rule).meta.meaning if rule in catalogue else ""

@@ -10,7 +10,7 @@ import pytest
 from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Subject
-from tocsin.stream_rules.catalogue import Catalogue, built_in
+from tocsin.stream_rules.catalogue import RuleCatalogue, built_in
 from tocsin.stream_rules.engine.configured_rules import rule_specs
 from tocsin.stream_rules.engine.partitions import PartitionEngine
 from tocsin.stream_rules.engine.run_view import run_view
@@ -59,7 +59,7 @@ class Spinning(Raising):
         return 5
 
 
-def with_rule(rule: type[Rule[RaisingParams, RaisingState]]) -> Catalogue:
+def with_rule(rule: type[Rule[RaisingParams, RaisingState]]) -> RuleCatalogue:
     catalogue = built_in()
     catalogue.add(rule)
     return catalogue
