@@ -15,7 +15,7 @@ from tocsin.runtime.leased_runs import SkippedRuns
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.offsets import Positions
 from tocsin.runtime.service import Service
-from tocsin.runtime.unacknowledged import Outbox
+from tocsin.runtime.unacknowledged import Unacknowledged
 
 T = TypeVar("T")
 
@@ -56,8 +56,8 @@ class Checkpoints:
         self._clock: Final = clock
         self._metrics: Final = metrics
         self._crash: Final = crash
-        self._outputs = Outbox(service.name, metrics)
-        self._snapshots = Outbox(service.name, metrics)
+        self._outputs = Unacknowledged(service.name, metrics)
+        self._snapshots = Unacknowledged(service.name, metrics)
         self._dirty_since_ms: int | None = None
 
     @property

@@ -18,7 +18,7 @@ _MAX_BYTES: Final = 8 * 1024 * 1024
 _OVERHEAD_BYTES: Final = 256
 
 
-class Outbox:
+class Unacknowledged:
     """Records in order; a failed `flush` keeps those that are not acknowledged."""
 
     def __init__(self, service: str, metrics: Metrics) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tocsin.bus.port import Producer
-from tocsin.runtime.unacknowledged import Outbox
+from tocsin.runtime.unacknowledged import Unacknowledged
 from tocsin.runtime.worker import Worker
 from tocsin.schemas.records.wire import Meta
 from tocsin.stream_rules.engine.run import RunEngine
@@ -24,7 +24,7 @@ class CommitsFirst(Worker):
         await super()._checkpoint(force=force)
 
 
-class Unacknowledged(Outbox):
+class SentLater(Unacknowledged):
     """What there is to say is said some time later, and nobody waits for it."""
 
     async def flush(self, producer: Producer) -> None:
@@ -45,7 +45,7 @@ def kind_of_worker(mutation: str) -> type[Worker]:
 def mutate(worker: Worker, mutation: str) -> None:
     """`unacknowledged`: nobody waits for the outputs of this worker."""
     if mutation == "unacknowledged":
-        worker._checkpoints._outputs = Unacknowledged("mutated", worker.metrics)
+        worker._checkpoints._outputs = SentLater("mutated", worker.metrics)
 
 
 def mutate_engine(mutation: str) -> None:

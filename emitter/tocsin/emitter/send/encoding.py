@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Final
 
 from tocsin.bus.port import Outgoing, Partition
-from tocsin.emitter.send.outbox import Item, Said, StepRow, pack
+from tocsin.emitter.send.outbox import Item, QueuedEvent, StepRow, pack
 from tocsin.schemas.ids import new_id
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.frames import Frame, RecordOrigin, StepFrame, TensorFrame
@@ -60,7 +60,7 @@ class Encoder:
         first = group[0]
         if isinstance(first, StepRow):
             return [self._steps(group)]
-        if isinstance(first, Said):
+        if isinstance(first, QueuedEvent):
             event = Event.wrap(
                 first.data,
                 id=f"{self.boot}/{self._seq}",
@@ -96,7 +96,7 @@ def _groups(items: Sequence[Item]) -> Iterator[tuple[str, list[Item]]]:
             continue
         yield from _runs(rows)
         rows.clear()
-        if isinstance(item, Said):
+        if isinstance(item, QueuedEvent):
             yield item.data.event_type, [item]
         else:
             yield item.collection if isinstance(item, TensorFrame) else item.type, [item]

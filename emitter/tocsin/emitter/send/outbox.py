@@ -52,14 +52,14 @@ class StepRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class QueuedEvent:
     """An event, and when it was reported (Unix, milliseconds)."""
 
     data: Data
     time_ms: int
 
 
-Item = StepRow | Said | TensorFrame | SystemFrame
+Item = StepRow | QueuedEvent | TensorFrame | SystemFrame
 
 
 def worth_of(collection: str) -> Worth:
@@ -92,7 +92,7 @@ class Outbox:
         if replaces is not None:
             for entry in queue:
                 old = entry[1]
-                if isinstance(old, Said) and isinstance(old.data, replaces):
+                if isinstance(old, QueuedEvent) and isinstance(old.data, replaces):
                     queue.remove(entry)
                     self._count -= 1
                     self._bytes -= entry[2]

@@ -35,7 +35,7 @@ from tocsin.emitter.send.outbox import (
     MAX_ITEMS,
     Item,
     Outbox,
-    Said,
+    QueuedEvent,
     StepRow,
     Worth,
     size_of,
@@ -138,7 +138,7 @@ class Sender:
 
     def publish(self, data: Data) -> None:
         """Send an event; all but marks at once."""
-        said = Said(data, unix_ms())
+        said = QueuedEvent(data, unix_ms())
         if isinstance(data, PhaseMark | CheckpointWritten):
             self._put(said, Worth.MARKS, False)
         else:
@@ -349,7 +349,7 @@ class Sender:
         inbox, put = self._inbox, self._outbox.put
         for _ in range(len(inbox)):
             item, worth = inbox.popleft()
-            is_beat = isinstance(item, Said) and isinstance(item.data, Heartbeat)
+            is_beat = isinstance(item, QueuedEvent) and isinstance(item.data, Heartbeat)
             put(item, worth, replaces=Heartbeat if is_beat else None)
 
     async def _keep_bounds(self) -> None:

@@ -15,7 +15,7 @@ from support.waiting import SOON_S, wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus, EmbeddedProducer
 from tocsin.bus.port import BusUnavailable, Outgoing
 from tocsin.emitter.send.encoding import Address
-from tocsin.emitter.send.outbox import Item, Outbox, Said, StepRow, Worth, pack, worth_of
+from tocsin.emitter.send.outbox import Item, Outbox, QueuedEvent, StepRow, Worth, pack, worth_of
 from tocsin.emitter.send.pace import CALM_S, EARLY_S, HURRIES, SPACING_S, Pace
 from tocsin.emitter.send.sender import Sender
 from tocsin.schemas.records.events import Data
@@ -60,17 +60,17 @@ def ended() -> RunEnded:
     return RunEnded(run_id="r1", incarnation="i1", outcome="completed")
 
 
-def beat(step: int) -> Said:
-    return Said(Heartbeat(run_id="r1", incarnation="i1", last_step=step), 0)
+def beat(step: int) -> QueuedEvent:
+    return QueuedEvent(Heartbeat(run_id="r1", incarnation="i1", last_step=step), 0)
 
 
 def step_of(item: Item) -> int | None:
-    return None if isinstance(item, Said | SystemFrame) else item.step
+    return None if isinstance(item, QueuedEvent | SystemFrame) else item.step
 
 
 def test_the_oldest_of_the_least_worth_is_dropped_first() -> None:
     box = Outbox(max_items=6)
-    box.put(Said(ended(), 0), Worth.LIFECYCLE)
+    box.put(QueuedEvent(ended(), 0), Worth.LIFECYCLE)
     box.put(row(0), Worth.SCALARS)
     box.put(frame(0), Worth.TIER_2)
     box.put(frame(1), Worth.TIER_1)
@@ -118,7 +118,9 @@ def test_items_are_taken_in_the_order_in_which_they_came() -> None:
             box.put(beat(step), Worth.LIFECYCLE)
     taken = [box.drain(max_items=7) for _ in range(9)]
     assert [len(items) for items in taken] == [7] * 8 + [4]
-    steps = [step_of(item) or 0 for items in taken for item in items if not isinstance(item, Said)]
+    steps = [
+        step_of(item) or 0 for items in taken for item in items if not isinstance(item, QueuedEvent)
+    ]
     assert steps == sorted(steps)
     assert len(steps) == 55
 
@@ -126,7 +128,7 @@ def test_items_are_taken_in_the_order_in_which_they_came() -> None:
 def test_lifecycle_is_never_dropped_and_bytes_count() -> None:
     box = Outbox(max_items=3)
     for _ in range(5):
-        box.put(Said(ended(), 0), Worth.LIFECYCLE)
+        box.put(QueuedEvent(ended(), 0), Worth.LIFECYCLE)
     assert (len(box), box.dropped) == (5, 0)
     small = Outbox(max_bytes=5_000)
     for step in range(100):
@@ -139,7 +141,7 @@ def test_only_the_newest_heartbeat_waits() -> None:
     for step in range(3):
         box.put(beat(step), Worth.LIFECYCLE, replaces=Heartbeat)
     (only,) = box.drain()
-    assert isinstance(only, Said)
+    assert isinstance(only, QueuedEvent)
     assert isinstance(only.data, Heartbeat)
     assert only.data.last_step == 2
 
