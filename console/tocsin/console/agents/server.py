@@ -15,7 +15,7 @@ from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 
 from tocsin.console.agents.marking import NOTICE, fenced, marked
-from tocsin.console.agents.tools import INSTRUCTIONS, TOOLS, Told
+from tocsin.console.agents.tools import INSTRUCTIONS, TOOLS, ToolAnswer
 from tocsin.console.api.bus_source import BusSource
 from tocsin.console.api.problems import ProblemError
 from tocsin.console.api.source import DataSource
@@ -106,7 +106,7 @@ def serve(source: BusSource) -> None:
     asyncio.run(run())
 
 
-def _result(told: Told, *, failed: bool = False) -> types.CallToolResult:
+def _result(told: ToolAnswer, *, failed: bool = False) -> types.CallToolResult:
     answer = marked(told.data, told.own)
     text = fenced(answer, f"tocsin-{secrets.token_hex(8)}")
     return types.CallToolResult(
@@ -118,4 +118,4 @@ def _result(told: Told, *, failed: bool = False) -> types.CallToolResult:
 
 def _refused(why: str) -> types.CallToolResult:
     # The message may repeat a name of a training.
-    return _result(Told({"problem": why}, {"answered": False}), failed=True)
+    return _result(ToolAnswer({"problem": why}, {"answered": False}), failed=True)

@@ -49,7 +49,7 @@ _FEEDBACK: Final = ("verdict", "by", "why", "at_ms")
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ToolAnswer:
     """An answer: `data` from trainings, and `own`, what tocsin itself says."""
 
     data: Json
@@ -64,14 +64,14 @@ class Tool(Generic[P]):
     title: str
     about: str
     parameters: type[P]
-    answer: Callable[[Request[P]], Awaitable[Told]]
+    answer: Callable[[Request[P]], Awaitable[ToolAnswer]]
 
     @property
     def input_schema(self) -> dict[str, Any]:
         """The JSON Schema of its parameters."""
         return self.parameters.model_json_schema()
 
-    async def __call__(self, source: DataSource, given: Json, now_ms: int) -> Told:
+    async def __call__(self, source: DataSource, given: Json, now_ms: int) -> ToolAnswer:
         """Answer. Raises ProblemError, and as the source does."""
         try:
             asked = self.parameters.model_validate(given)
@@ -152,7 +152,7 @@ class QuerySeries(Parameters):
     )
 
 
-async def _list_runs(request: Request[ListRuns]) -> Told:
+async def _list_runs(request: Request[ListRuns]) -> ToolAnswer:
     asked = request.asked
     wanted = requests.ListRuns(
         since=asked.since, state=asked.state, label=asked.label, limit=asked.limit
@@ -161,7 +161,7 @@ async def _list_runs(request: Request[ListRuns]) -> Told:
     return _listed(found, "runs", _RUN)
 
 
-async def _get_run(request: Request[OneRun]) -> Told:
+async def _get_run(request: Request[OneRun]) -> ToolAnswer:
     source, now_ms, about = request.source, request.now_ms, request.asked.run
     nothing = requests.Nothing()
     whole = await answers.get_run(Request(source, nothing, now_ms, about))
@@ -174,7 +174,7 @@ async def _get_run(request: Request[OneRun]) -> Told:
         captured = None  # it has sent no numbers, or they are kept no longer
     standings = rules["rules"]
     assert isinstance(standings, list)
-    return Told(
+    return ToolAnswer(
         {
             **whole,
             "rules_with_issues": [one for one in standings if one["issues"]],
@@ -185,7 +185,7 @@ async def _get_run(request: Request[OneRun]) -> Told:
     )
 
 
-async def _list_issues(request: Request[ListIssues]) -> Told:
+async def _list_issues(request: Request[ListIssues]) -> ToolAnswer:
     asked = request.asked
     wanted = requests.ListIssues(
         since=asked.since,
@@ -202,22 +202,22 @@ async def _list_issues(request: Request[ListIssues]) -> Told:
     return told
 
 
-async def _explain_issue(request: Request[OneIssue]) -> Told:
+async def _explain_issue(request: Request[OneIssue]) -> ToolAnswer:
     found = await answers.get_issue(
         Request(request.source, requests.Nothing(), request.now_ms, request.asked.issue)
     )
     issue = found["issue"]
     assert isinstance(issue, Mapping)
-    return Told(found, {"rule": _rule(str(issue["use"])), "stopping": STOPPING})
+    return ToolAnswer(found, {"rule": _rule(str(issue["use"])), "stopping": STOPPING})
 
 
-async def _query_series(request: Request[QuerySeries]) -> Told:
+async def _query_series(request: Request[QuerySeries]) -> ToolAnswer:
     asked, source, now_ms = request.asked, request.source, request.now_ms
     if asked.tensor is not None and set(asked.tensor) & set("*?"):
         names = requests.FindTensors(
             pattern=asked.tensor, collection=asked.collection, limit=_TENSORS
         )
-        return Told(
+        return ToolAnswer(
             await readings.find_tensors(Request(source, names, now_ms, asked.run)),
             {"found": "names of tensors that fit; ask again with one of them"},
         )
@@ -232,7 +232,7 @@ async def _query_series(request: Request[QuerySeries]) -> Told:
         to_step=asked.to_step,
         points=asked.points,
     )
-    return Told(await readings.read_series(Request(source, wanted, now_ms, asked.run)), {})
+    return ToolAnswer(await readings.read_series(Request(source, wanted, now_ms, asked.run)), {})
 
 
 TOOLS: Final[tuple[Tool[Any], ...]] = (
@@ -276,11 +276,11 @@ TOOLS: Final[tuple[Tool[Any], ...]] = (
 )
 
 
-def _listed(found: Json, key: str, fields: Sequence[str]) -> Told:
+def _listed(found: Json, key: str, fields: Sequence[str]) -> ToolAnswer:
     items = found[key]
     assert isinstance(items, list)
     short = [{name: one[name] for name in fields if name in one} for one in items]
-    return Told({key: short}, {"as_of": found["as_of"], "more": found["next"] is not None})
+    return ToolAnswer({key: short}, {"as_of": found["as_of"], "more": found["next"] is not None})
 
 
 def _rule(use: str) -> Json | None:

@@ -17,7 +17,7 @@ from tocsin.schemas.exit_codes import FAILED
 from tocsin.schemas.monotonic_clock import unix_ms
 
 if TYPE_CHECKING:
-    from tocsin.console.configuration.rehearsal import Told
+    from tocsin.console.configuration.rehearsal import TimedEvent
     from tocsin.console.fleet.rehearsal import Past
 
 FromOption = Annotated[
@@ -265,7 +265,7 @@ def _telemetry(
 
 def _events(
     config: Path | None, bus: str | None, file: Path | None, since: str | None, until: str | None
-) -> Sequence[Told]:
+) -> Sequence[TimedEvent]:
     from tocsin.console.configuration.rehearsal import read_dump
     from tocsin.schemas.records.run_view import RunView
 
@@ -281,7 +281,7 @@ def _events(
     ]
 
 
-async def _on_bus(config: Path | None, bus: str | None) -> Sequence[Told]:
+async def _on_bus(config: Path | None, bus: str | None) -> Sequence[TimedEvent]:
     from tocsin.console.configuration.rehearsal import starts_and_ends
     from tocsin.console.context import read_context
     from tocsin.console.views.bus_view import read_issue_events, read_runs

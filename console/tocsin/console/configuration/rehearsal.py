@@ -31,7 +31,7 @@ from tocsin.schemas.text import plain_line, time_text
 AFTER_MS: Final = 3_600_000
 """How long the clock continues after the last issue, for what waits then."""
 
-Told = tuple[int, Event[Data]]
+TimedEvent = tuple[int, Event[Data]]
 """An issue, a person's answer or a view of a run, and when it was appended to the bus, Unix
 milliseconds."""
 
@@ -103,7 +103,11 @@ class Difference:
 
 
 async def rehearse(
-    config: Config, events: Sequence[Told], *, path: Path | None, until_ms: int | None = None
+    config: Config,
+    events: Sequence[TimedEvent],
+    *,
+    path: Path | None,
+    until_ms: int | None = None,
 ) -> list[Happened]:
     """What a configuration does about these events, which are in the order of their times."""
     if not events:
@@ -116,12 +120,12 @@ async def rehearse(
     return [happened(one) for one in simulation.deliveries.values()]
 
 
-def starts_and_ends(runs: RunsView) -> list[Told]:
+def starts_and_ends(runs: RunsView) -> list[TimedEvent]:
     """When each training started and ended: nothing is repeated after its end. Pure.
 
     Their stops are left out: they are decided anew.
     """
-    found: list[Told] = []
+    found: list[TimedEvent] = []
     for view in (view for run in runs.seen.values() for view in run.views.values()):
         over = view.model_copy(update={"stop": None, "ranks": (), "rules": {}, "capture": None})
         began = {"state": "running", "ended_ms": None, "outcome": None, "exit_code": None}
@@ -131,12 +135,12 @@ def starts_and_ends(runs: RunsView) -> list[Told]:
     return found
 
 
-def _told(view: RunView, at_ms: int) -> Told:
+def _told(view: RunView, at_ms: int) -> TimedEvent:
     name = f"{view.run_id}/{view.incarnation}/{view.state}"
     return at_ms, Event.wrap(view, id=name[:200], source="/replay", time_ms=at_ms)
 
 
-def count_issues(events: Iterable[Told]) -> int:
+def count_issues(events: Iterable[TimedEvent]) -> int:
     """How many of them are about issues. Pure."""
     return sum(isinstance(event.data, Issue | Feedback) for _, event in events)
 
@@ -183,7 +187,7 @@ def _effect(one: Happened | None) -> object:
     return one and (one.result, one.at_ms, one.severity)
 
 
-def read_dump(path: Path) -> list[Told]:
+def read_dump(path: Path) -> list[TimedEvent]:
     """The issues in a file: one event in JSON on each line, as a webhook gets it. May block.
 
     Raises:
@@ -193,7 +197,7 @@ def read_dump(path: Path) -> list[Told]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as err:
         raise ConfigurationError(f"cannot read {str(path)!r}: {err}") from err
-    found: list[Told] = []
+    found: list[TimedEvent] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

@@ -18,7 +18,7 @@ from tocsin.actions.decision.routes import matching
 from tocsin.actions.receivers.message import message_for
 from tocsin.actions.simulation import Sent, Simulation
 from tocsin.console.configuration.explanation import sample_issue
-from tocsin.console.configuration.rehearsal import Told, happened, read_dump
+from tocsin.console.configuration.rehearsal import TimedEvent, happened, read_dump
 from tocsin.console.configuration.scenarios import (
     ANY,
     Expectation,
@@ -135,7 +135,7 @@ class _Trial:
             return self._compared(self._scenarios.locate(scenario.golden), found, update=update)
         return [*self._missing(simulation.sent, start_ms), *self._forbidden(simulation.sent)]
 
-    def _events(self) -> list[Told]:
+    def _events(self) -> list[TimedEvent]:
         scenario = self._scenario
         if scenario.replay is not None:
             events = read_dump(self._scenarios.locate(scenario.replay))
@@ -278,7 +278,7 @@ def _name(name: str | None, place: str) -> str:
 
 def _event(
     config: Config, fed: FedIssue, labels: Mapping[str, str], at_ms: int, number: int
-) -> Told:
+) -> TimedEvent:
     """The record of an issue as the rules would write it."""
     sample = sample_issue(config, fed.rule, fed.severity, {**labels, "run": fed.run}, at_ms)
     facts = sample.model_dump() | {

@@ -8,7 +8,7 @@ from typing import Final
 
 from rich.text import Text
 
-from tocsin.console.views.issues import SEVERITY_STYLE, told_facts
+from tocsin.console.views.issues import SEVERITY_STYLE, printed_facts
 from tocsin.console.views.receivers import Suspended, suspended_lines, suspended_receivers
 from tocsin.console.views.sparkline import Bucket, sparkline
 from tocsin.console.views.stop_history import (
@@ -94,7 +94,7 @@ def story_facts(story: Story) -> dict[str, object]:
     `issue` is as in `tocsin issues --json`, with `consequences`: the ids of what it caused.
     """
     issue = {
-        **told_facts(story.issue, story.states, story.feedback, story.deliveries),
+        **printed_facts(story.issue, story.states, story.feedback, story.deliveries),
         "consequences": [one.issue_id for one in story.consequences],
     }
     stop = None if story.stop is None else history_facts(story.stop)

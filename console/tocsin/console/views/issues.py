@@ -150,12 +150,12 @@ def issue_facts(view: RunsView, issue: IssueFiring) -> dict[str, object]:
     """One issue as JSON values: its fields, `state`, `short_id`, `states`, `feedback`,
     `deliveries`."""
     issue_id = issue.issue_id
-    return told_facts(
+    return printed_facts(
         issue, view.states(issue_id), view.feedback(issue_id), view.deliveries_of(issue_id)
     )
 
 
-def told_facts(
+def printed_facts(
     issue: IssueFiring,
     states: Iterable[StateSeen],
     feedback: Iterable[Feedback],

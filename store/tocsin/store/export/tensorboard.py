@@ -52,7 +52,7 @@ class Written:
 
 
 @dataclass(slots=True)
-class _Told:
+class _Exported:
     """Up to where a series is written, and which issue in which state."""
 
     steps: dict[tuple[str, ...], int] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class TensorBoardExport:
     def __init__(self, run: Run, folder: Path) -> None:
         self._run = run
         self.folder: Final = folder / run.run_id
-        self._told = _Told()
+        self._told = _Exported()
         self._files: dict[Path, BinaryIO] = {}
         self.written = Written()
 
