@@ -119,3 +119,25 @@ def fragments(node: ast.AST, path: str) -> Iterator[str]:
 def test_public_docstrings_stand_alone() -> None:
     found = [each for path in SOURCES for each in fragments(ast.parse(path.read_text()), path.stem)]
     assert found == []
+
+
+PRIVATE = frozenset({"Beside", "CloserLooks", "Said", "Speaker", "Told", "Watched"})
+"""Names of classes that explain nothing to a person of this field."""
+
+
+def private_names(source: str) -> list[str]:
+    """The classes of a module whose name is private vocabulary, with or without underscore."""
+    return [
+        node.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef) and node.name.lstrip("_") in PRIVATE
+    ]
+
+
+def test_private_names_are_found() -> None:
+    assert private_names("class _Told: ...\nclass Reported: ...") == ["_Told"]
+
+
+def test_no_class_has_a_private_name() -> None:
+    found = {path.stem: private_names(path.read_text()) for path in SOURCES}
+    assert {name: classes for name, classes in found.items() if classes} == {}
