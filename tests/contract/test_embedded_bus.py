@@ -34,6 +34,7 @@ from tocsin.bus.port import (
     Partition,
     UnusableBus,
 )
+from tocsin.schemas.topics import TopicSpec
 
 
 @pytest.fixture
@@ -197,15 +198,20 @@ async def test_a_child_of_a_fork_is_refused(world: World, bus: Bus) -> None:
     assert list(await producer.publish([record(place)])) == [0]
 
 
+async def filled(bus: Bus, spec: TopicSpec, batches: int) -> int:
+    """1.6 MB in each batch of 20 records; returns a time at which all of them have expired."""
+    await bus.init([spec])
+    producer = await bus.producer()
+    for _ in range(batches):
+        await producer.publish([record(Partition(spec.name, 0), b"k", bytes(80_000))] * 20)
+    return time.time_ns() // 1_000_000 + 10_000
+
+
 async def test_maintenance_works_in_slices_and_gives_space_back(world: World, path: Path) -> None:
     spec = world.spec(retention_ms=1_000)
     place = Partition(spec.name, 0)
     async with EmbeddedBus(path) as bus:
-        await bus.init([spec])
-        producer = await bus.producer()
-        for _ in range(15):
-            await producer.publish([record(place, b"k", bytes(80_000))] * 20)
-        late_ms = time.time_ns() // 1_000_000 + 10_000
+        late_ms = await filled(bus, spec, 15)
         rounds = [await bus.maintain(1, late_ms)]
         while rounds[-1].more:
             rounds.append(await bus.maintain(1, late_ms))
@@ -223,13 +229,8 @@ async def test_space_that_a_reader_held_up_is_given_back_on_an_idle_bus(
     world: World, path: Path
 ) -> None:
     spec = world.spec(retention_ms=1_000)
-    place = Partition(spec.name, 0)
     async with EmbeddedBus(path) as bus:
-        await bus.init([spec])
-        producer = await bus.producer()
-        for _ in range(5):
-            await producer.publish([record(place, b"k", bytes(80_000))] * 20)
-        late_ms = time.time_ns() // 1_000_000 + 10_000
+        late_ms = await filled(bus, spec, 5)
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         other.execute("BEGIN")

@@ -21,7 +21,7 @@ CRASH_POINTS: Final = (
 
 
 class FakeClock:
-    """A clock that stands still until it is told to go on."""
+    """A clock that moves only when `advance` is called."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = now_ms
