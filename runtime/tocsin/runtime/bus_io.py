@@ -56,6 +56,7 @@ class Wiring:
         only_runs: Collection[str] | None,
         start: From | None,
         positions: Positions,
+        max_records: int,
         metrics: Metrics,
         member: str | None = None,
         standby_bytes: int = 0,
@@ -75,6 +76,7 @@ class Wiring:
         self._start = start
         self._member = member
         self._positions = positions
+        self._max_records = max_records
         self._metrics = metrics
         self._followed: list[Record] = []
         self._follower: Reader | None = None
@@ -85,6 +87,7 @@ class Wiring:
         self._to_look: frozenset[Partition] = frozenset()
         self._looked: dict[Partition, int] = {}
         self._polls: dict[str, asyncio.Task[Sequence[Record]]] = {}
+        self._emptied = False
         self._standby: Standby | None = None
         if standby_bytes and only_runs is None and service.read_ahead:
             self._standby = Standby(
@@ -96,7 +99,7 @@ class Wiring:
                 metrics=metrics,
             )
 
-    async def join(self, max_records: int) -> None:
+    async def join(self) -> None:
         """Open what is not open, and have the polls running. Raises BusUnavailable."""
         if self.producer is None:
             self.producer = await self._bus.producer()
@@ -122,9 +125,9 @@ class Wiring:
             looking, self._to_look = self._to_look & self.consumer.assigned(), frozenset()
             places = await asyncio.gather(*(self.reached(partition) for partition in looking))
             self._looked = dict(zip(looking, places, strict=True))
-            self._poll("input", self.consumer, max_records)
+            self._poll("input", self.consumer)
         if "followed" not in self._polls and self._follower is not None:
-            self._poll("followed", self._follower, max_records)
+            self._poll("followed", self._follower)
 
     async def wait(self, nudged: asyncio.Event, *, timeout_s: float) -> None:
         """Until there are records, a nudge, or the time is up. Raises BusUnavailable."""
@@ -148,6 +151,7 @@ class Wiring:
                 error = error or failed
             elif name == "input":
                 self.polled = True
+                self._emptied |= len(task.result()) < self._max_records
                 self.records += task.result()
             else:
                 self._followed += task.result()
@@ -162,6 +166,12 @@ class Wiring:
             if record.partition in self._following:
                 self._following[record.partition] = record.offset + 1
         return records, self._ours(followed)
+
+    def emptied(self) -> bool:
+        """Whether a poll since the last call returned all that was there: none of the partitions
+        was waiting for its turn then."""
+        emptied, self._emptied = self._emptied, False
+        return emptied
 
     def refetch(self, offsets: Mapping[Partition, int]) -> None:
         """Before the next poll, go back to these offsets."""
@@ -309,9 +319,9 @@ class Wiring:
             or record.key.startswith(b"%s/" % ALL_RUNS.encode())
         ]
 
-    def _poll(self, name: str, reader: Reader, max_records: int) -> None:
+    def _poll(self, name: str, reader: Reader) -> None:
         self._polls[name] = asyncio.create_task(
-            reader.poll(timeout_s=_POLL_S, max_records=max_records),
+            reader.poll(timeout_s=_POLL_S, max_records=self._max_records),
             name=f"tocsin-{self._service.name}-{name}",
         )
 

@@ -147,6 +147,7 @@ class Worker:
             only_runs=only_runs,
             start=start,
             positions=self._positions,
+            max_records=self._settings.poll_records,
             metrics=self.metrics,
             member=member,
             standby_bytes=self._settings.standby_bytes,
@@ -156,7 +157,7 @@ class Worker:
         # Asked for under the lock: the service may be at work in its thread at any other time.
         self._timer_ms: int | None = None
         self._progress = Progress()
-        self._heard_ms = self._looked_ms = self._sure_ms = self._clock.now_ms()
+        self._looked_ms = self._sure_ms = self._clock.now_ms()
 
     def nudge(self) -> None:
         """Ask for a round soon. From any thread."""
@@ -188,7 +189,7 @@ class Worker:
         try:
             while not self._stopping:
                 try:
-                    await self._wiring.join(self._settings.poll_records)
+                    await self._wiring.join()
                     await self._round()
                     pause_s = _BACKOFF_S[0]
                     if away:
@@ -270,12 +271,16 @@ class Worker:
         await self._look_for_progress(self.last_round_ms)
 
     async def _look_for_progress(self, now_ms: int) -> None:
-        """Raises WedgedConsumer, BusUnavailable."""
-        if now_ms - max(self._heard_ms, self._looked_ms) < LOOK_MS:
+        """Whether each partition moves: records of one say nothing about another. Raises
+        WedgedConsumer, BusUnavailable."""
+        if now_ms - self._looked_ms < LOOK_MS:
             return
         self._looked_ms = now_ms
         positions = {p: self._positions.next(p) for p in self._positions.partitions()}
         ends = await self._wiring.ends(list(positions))
+        self._count_lag(ends)
+        if not self._wiring.emptied():
+            return
         for partition, end in ends.items():
             # What retention has removed up to the end never comes, and nothing is wrong.
             if end > positions[partition]:
@@ -316,7 +321,6 @@ class Worker:
             await self.in_thread(self._service.lost, lost)
         records, beside = self._wiring.drain()
         if records:
-            self._heard_ms = now_ms
             self._crash("polled")
         self._bus_clock.heard(records, now_ms)
         self._bus_clock.asked(ends)
@@ -333,9 +337,7 @@ class Worker:
         )
         self._wiring.refetch(refetch | past)
         if ends:
-            behind = self._positions.behind(ends)
-            self._wiring.look_at(behind)
-            self.metrics.set(names.LAG, sum(behind.values()), service=self._service.name)
+            self._wiring.look_at(self._count_lag(ends))
         fresh = [*self._skipped.released(), *fresh]
         if records or fresh or moved:
             self._checkpoints.changed(now_ms)
@@ -471,6 +473,12 @@ class Worker:
 
     def _count(self, name: str, amount: float) -> None:
         self.metrics.add(name, amount, service=self._service.name)
+
+    def _count_lag(self, ends: Mapping[Partition, int]) -> Mapping[Partition, int]:
+        """By how many records each partition that is not read to its end is behind."""
+        behind = self._positions.behind(ends)
+        self.metrics.set(names.LAG, sum(behind.values()), service=self._service.name)
+        return behind
 
     def _count_partitions(self) -> None:
         count = len(self._positions.numbers())

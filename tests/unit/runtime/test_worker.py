@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import sqlite3
@@ -14,9 +15,9 @@ import pytest
 
 from support.bus_records import read_all
 from support.fold_service import FoldService, expected_outputs
-from support.waiting import until
+from support.waiting import SOON_S, until
 from tocsin.bus.embedded.bus import EmbeddedBus
-from tocsin.bus.embedded.reader import EmbeddedConsumer
+from tocsin.bus.embedded.reader import EmbeddedConsumer, EmbeddedReader
 from tocsin.bus.port import (
     Bus,
     BusUnavailable,
@@ -152,7 +153,7 @@ async def test_where_a_poll_began_counts_once_it_has_returned(bus: EmbeddedBus) 
     # It may return what an earlier poll, which was cancelled, has fetched.
     place = Partition(TOPICS.telemetry, 3)
     wiring = make(bus, FoldService(TOPICS))._wiring
-    await wiring.join(50)
+    await wiring.join()
     assert wiring.consumer is not None
     wiring._looked = {place: 9}
     assert not wiring.looked()
@@ -161,7 +162,7 @@ async def test_where_a_poll_began_counts_once_it_has_returned(bus: EmbeddedBus) 
     assert not wiring.looked()
     wiring.look_at({place})
     wiring.drop({place})
-    await wiring.join(50)
+    await wiring.join()
     await wiring._stop_poll("input")
     assert not wiring.looked()
     await wiring.close()
@@ -186,6 +187,21 @@ async def test_after_an_absence_in_which_all_has_expired_a_worker_has_caught_up(
         await until(lambda: service.applied == 1)
 
 
+async def looks(worker: Worker, task: asyncio.Task[None], clock: FakeClock, times: int) -> None:
+    """Let that many looks at the ends come due, with polls between them."""
+    for _ in range(times):
+        clock.advance(ms=LOOK_MS)
+        worker.nudge()
+        await until(lambda: task.done() or worker.last_round_ms == clock.now_ms(), SOON_S)
+        await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+def short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tocsin.runtime.bus_io._POLL_S", 0.01)
+
+
+@pytest.mark.usefixtures("short_polls")
 async def test_a_consumer_that_returns_nothing_ends_the_worker(
     bus: EmbeddedBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,12 +214,63 @@ async def test_a_consumer_that_returns_nothing_ends_the_worker(
     await worker.ready.wait()
     monkeypatch.setattr(EmbeddedConsumer, "_look", nothing)
     await send(bus, "run-1", numbers(1, 2, 3))
-    for _ in range(2 + STUCK_MS // LOOK_MS):
-        clock.advance(ms=LOOK_MS)
-        worker.nudge()
-        await until(lambda: task.done() or worker.last_round_ms == clock.now_ms())
-    with pytest.raises(WedgedConsumer, match="nothing came of"):
-        await task
+    await looks(worker, task, clock, 2 + STUCK_MS // LOOK_MS)
+    async with asyncio.timeout(SOON_S):
+        with pytest.raises(WedgedConsumer, match="nothing came of"):
+            await task
+
+
+@pytest.mark.usefixtures("short_polls")
+async def test_a_partition_that_returns_nothing_ends_the_worker_while_others_are_read(
+    bus: EmbeddedBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = Partition(TOPICS.telemetry, telemetry_partition("run-1"))
+    assert telemetry_partition("run-2") != stuck.number
+    read = EmbeddedReader._look
+
+    async def all_but_one(self: EmbeddedReader, max_records: int) -> Sequence[Record]:
+        held = self._positions.pop(stuck, None)
+        try:
+            return await read(self, max_records)
+        finally:
+            if held is not None:
+                self._positions[stuck] = held
+
+    clock, metrics, service = FakeClock(), PrometheusMetrics(), FoldService(TOPICS)
+    worker = make(bus, service, clock=clock, metrics=metrics)
+    task = asyncio.create_task(worker.run())
+    await worker.ready.wait()
+    monkeypatch.setattr(EmbeddedReader, "_look", all_but_one)
+    await send(bus, "run-1", numbers(1, 2, 3))
+    for number in range(2 + STUCK_MS // LOOK_MS):
+        await send(bus, "run-2", numbers(number))
+        await until(lambda: service.applied > number or task.done(), SOON_S)  # noqa: B023
+        await looks(worker, task, clock, 1)
+    async with asyncio.timeout(SOON_S):
+        with pytest.raises(WedgedConsumer, match=f"partition {stuck.number} "):
+            await task
+    assert metrics.value(names.LAG, service="fold") == 3
+
+
+@pytest.mark.usefixtures("short_polls")
+async def test_a_partition_that_waits_for_its_turn_does_not_end_the_worker(
+    bus: EmbeddedBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy, offsets = Partition(TOPICS.telemetry, telemetry_partition("run-2")), itertools.count()
+
+    async def others(self: EmbeddedReader, max_records: int) -> Sequence[Record]:
+        await asyncio.sleep(0.001)
+        self._bell.touch()  # there is more
+        return [Record(busy, next(offsets), 0, b"run-2", b"1") for _ in range(max_records)]
+
+    clock = FakeClock()
+    worker = make(bus, FoldService(TOPICS), clock=clock)
+    async with running(worker) as task:
+        await worker.ready.wait()
+        monkeypatch.setattr(EmbeddedReader, "_look", others)
+        await send(bus, "run-1", numbers(1, 2, 3))
+        await looks(worker, task, clock, 2 + STUCK_MS // LOOK_MS)
+        assert not task.done()
 
 
 class Hanging(FoldService):
