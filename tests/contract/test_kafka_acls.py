@@ -1,7 +1,7 @@
 """What Kafka's permissions keep from those who train: the table of docs/how-to/secure-kafka.md.
 
 A broker of its own with the authorizer that brokers have, two teams with a prefix each, and the
-principal of those who train in the team `vision`.
+principal of those who train in the team `vision`, who logs in with and without TLS.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pytest
 
 from support.archive_process import QUICK
 from support.bus_records import read_all, send, work
+from support.certificates import Authority, authority
 from support.issue_records import issue, issue_record, view, view_record
 from support.kafka_broker import LASTING_MS, Broker, skip_or_fail, unavailable
 from support.stops import StopSigner, outgoing
@@ -22,7 +23,7 @@ from tocsin.actions.service import build_actions_service
 from tocsin.bus.kafka.bus import KafkaBus
 from tocsin.bus.kafka.permissions import Role, permissions
 from tocsin.bus.kafka.security import KafkaSecurity
-from tocsin.bus.port import EARLIEST, Bus, BusError, Outgoing, Partition, Producer
+from tocsin.bus.port import EARLIEST, Bus, BusError, Outgoing, Partition, Producer, UnusableBus
 from tocsin.bus.urls import open_bus
 from tocsin.console.dead_letters.redrive import read_contents, redrive
 from tocsin.console.fleet.quarantines import release_record
@@ -56,7 +57,13 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         skip_or_fail(reason)
     others = ("rules", "actions", "archive", "reader", "operator")
     users = {TRAINER: WORD, **dict.fromkeys(others, SERVICE)}
-    broker = Broker(tmp_path_factory.mktemp("acls"), users=users, acls=True, session_ms=LASTING_MS)
+    broker = Broker(
+        tmp_path_factory.mktemp("acls"),
+        users=users,
+        acls=True,
+        certificates=authority(tmp_path_factory.mktemp("certificates"), "127.0.0.1"),
+        session_ms=LASTING_MS,
+    )
     try:
         broker.start()
         yield broker
@@ -262,3 +269,54 @@ async def test_an_operator_redrives_releases_and_answers_and_a_reader_only_looks
 
 def login(user: str) -> KafkaSecurity:
     return KafkaSecurity("SCRAM-SHA-256", user, SERVICE)
+
+
+@pytest.fixture
+def certificates(broker: Broker) -> Authority:
+    assert broker.certificates is not None
+    return broker.certificates
+
+
+async def its_own_and_nothing_else(bus: Bus) -> None:
+    """It may send telemetry to its team, and no command."""
+    own = moved(view_record(view(RUN)), VISION.telemetry, telemetry_partition(RUN))
+    await (await bus.producer()).publish([own])
+    assert VISION.control in await refused(await bus.producer(), command(VISION))
+    await read_control(bus, VISION)
+
+
+async def test_who_logs_in_over_tls_has_the_rights_of_the_user(
+    broker: Broker, bus: Bus, certificates: Authority
+) -> None:
+    security = KafkaSecurity("SCRAM-SHA-256", TRAINER, WORD, tls=True, ca_file=certificates.ca)
+    async with open_bus(broker.encrypted_url, security=security) as encrypted:
+        await its_own_and_nothing_else(encrypted)
+
+
+async def test_who_has_a_certificate_needs_no_password(
+    broker: Broker, bus: Bus, certificates: Authority
+) -> None:
+    await grant(broker, "trainer", "CN=client")
+    security = KafkaSecurity(tls=True, ca_file=certificates.ca, cert_file=certificates.client)
+    async with open_bus(broker.certified_url, security=security) as certified:
+        await its_own_and_nothing_else(certified)
+
+
+async def test_an_error_says_what_is_wrong_with_tls(
+    broker: Broker, certificates: Authority, tmp_path: Path
+) -> None:
+    stranger = authority(tmp_path, "127.0.0.1").ca
+    by_name = broker.encrypted_url.replace("127.0.0.1", "localhost")
+    user = KafkaSecurity("SCRAM-SHA-256", TRAINER, WORD, tls=True, ca_file=certificates.ca)
+    nobody = KafkaSecurity(tls=True, ca_file=certificates.ca)
+    await unusable(broker.encrypted_url, replace(user, ca_file=stranger), "bus.tls.ca names")
+    await unusable(by_name, user, "Hostname mismatch.*bus.url must name the broker as")
+    await unusable(broker.certified_url, nobody, "bus.tls.certificate")
+    await unusable(broker.certified_url, KafkaSecurity(), "wants TLS at this address: set bus.tls")
+    await unusable(broker.encrypted_url, replace(user, password="x"), "check the credentials")
+
+
+async def unusable(url: str, security: KafkaSecurity, why: str) -> None:
+    with pytest.raises(UnusableBus, match=why):
+        async with open_bus(url, security=security):
+            pass

@@ -23,6 +23,8 @@ from pathlib import Path
 
 import pytest
 
+from support.certificates import Authority
+
 POM = Path(__file__).with_name("kafka-pom.xml")
 START_S = 240.0
 STOP_S = 10.0
@@ -99,8 +101,10 @@ def free_ports(count: int) -> list[int]:
 class Broker:
     """One broker and controller in one process, with its data in `folder`.
 
-    `users` (name to password) are let in at a second port, by SCRAM-SHA-256 or PLAIN. With `acls`
-    they may do only what was granted; at the first port all is permitted. One with a `leader` is a
+    `users` (name to password) are let in at a second port, by SCRAM-SHA-256 or PLAIN. With
+    `certificates` there are two more, with TLS: for users, and for those who have a certificate of
+    that authority. With `acls` they may do only what was granted; at the first port all is
+    permitted. One with a `leader` is a
     further broker of its cluster; where there are `voters`, each of these is a controller, too.
     With an `advertised_port`, which is a proxy's, clients that came through it are sent there, and
     the proxy finds the broker at `proxied_port`.
@@ -109,6 +113,7 @@ class Broker:
     folder: Path
     users: Mapping[str, str] = field(default_factory=dict)
     acls: bool = False
+    certificates: Authority | None = None
     node: int = 1
     leader: Broker | None = None
     voters: Sequence[Broker] = field(default=(), repr=False, compare=False)
@@ -123,6 +128,8 @@ class Broker:
     port: int = 0
     guarded_port: int = 0
     proxied_port: int = 0
+    encrypted_port: int = 0
+    certified_port: int = 0
 
     @property
     def server(self) -> str:
@@ -140,6 +147,16 @@ class Broker:
         return f"kafka://127.0.0.1:{self.guarded_port}"
 
     @property
+    def encrypted_url(self) -> str:
+        """The bus URL where one has to log in over TLS."""
+        return f"kafka://127.0.0.1:{self.encrypted_port}"
+
+    @property
+    def certified_url(self) -> str:
+        """The bus URL where one needs a certificate."""
+        return f"kafka://127.0.0.1:{self.certified_port}"
+
+    @property
     def pid(self) -> int:
         """Its process."""
         assert self.process is not None
@@ -148,8 +165,8 @@ class Broker:
     def take_ports(self) -> None:
         """Choose its ports, which are then its own for good."""
         if not self.port:
-            ports = free_ports(4)
-            self.port, self.guarded_port, self.controller_port, self.proxied_port = ports
+            self.port, self.guarded_port, self.controller_port, self.proxied_port = free_ports(4)
+            self.encrypted_port, self.certified_port = free_ports(2)
 
     def start(self) -> None:
         """Start it, the first time with an empty store, and wait until it answers."""
@@ -239,6 +256,9 @@ class Broker:
         own = f"PLAINTEXT://127.0.0.1:{self.port}"
         if self.users:
             own += f",SASL_PLAINTEXT://127.0.0.1:{self.guarded_port}"
+        if self.certificates is not None:
+            own += f",SASL_SSL://127.0.0.1:{self.encrypted_port}"
+            own += f",SSL://127.0.0.1:{self.certified_port}"
         listens, advertises = own, own
         if self.advertised_port:
             listens += f",PROXIED://127.0.0.1:{self.proxied_port}"
@@ -257,7 +277,7 @@ class Broker:
             f"advertised.listeners={advertises}",
             "controller.listener.names=CONTROLLER",
             "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,"
-            "PROXIED:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT",
+            "PROXIED:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL,SSL:SSL",
             "inter.broker.listener.name=PLAINTEXT",
             f"log.dirs={self.folder / 'data'}",
             f"offsets.topic.replication.factor={copies}",
@@ -279,13 +299,22 @@ class Broker:
         ]
         if self.users:
             logins = " ".join(f'user_{name}="{word}"' for name, word in self.users.items())
-            jaas = "listener.name.sasl_plaintext"
+            lines.append("sasl.enabled.mechanisms=SCRAM-SHA-256,PLAIN")
+            for listener in ("sasl_plaintext", "sasl_ssl"):
+                jaas = f"listener.name.{listener}"
+                lines += [
+                    f"{jaas}.scram-sha-256.sasl.jaas.config="
+                    "org.apache.kafka.common.security.scram.ScramLoginModule required;",
+                    f"{jaas}.plain.sasl.jaas.config="
+                    f"org.apache.kafka.common.security.plain.PlainLoginModule required {logins};",
+                ]
+        if self.certificates is not None:
             lines += [
-                "sasl.enabled.mechanisms=SCRAM-SHA-256,PLAIN",
-                f"{jaas}.scram-sha-256.sasl.jaas.config="
-                "org.apache.kafka.common.security.scram.ScramLoginModule required;",
-                f"{jaas}.plain.sasl.jaas.config="
-                f"org.apache.kafka.common.security.plain.PlainLoginModule required {logins};",
+                "ssl.keystore.type=PEM",
+                f"ssl.keystore.location={self.certificates.server}",
+                "ssl.truststore.type=PEM",
+                f"ssl.truststore.location={self.certificates.ca}",
+                "listener.name.ssl.ssl.client.auth=required",
             ]
         if self.acls:
             lines += [

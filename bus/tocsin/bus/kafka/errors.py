@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -49,6 +51,8 @@ def explained(error: BaseException, doing: str) -> TocsinError:
     """The port's error for what aiokafka raised while `doing`."""
     said = "no answer in time" if isinstance(error, TimeoutError) else str(error)
     text = f"{doing}: {said or type(error).__name__}"
+    if (why := _tls_trouble(error)) is not None:
+        return UnusableBus(f"{doing}: {why}")
     if isinstance(error, _REFUSED):
         return UnusableBus(f"{text}: check the credentials and their permissions")
     if isinstance(error, errors.UnknownTopicOrPartitionError):
@@ -68,6 +72,31 @@ def explained(error: BaseException, doing: str) -> TocsinError:
             "machine reach it?"
         )
     return BusUnavailable(f"{text}: try again later")
+
+
+_TLS_ALERT: Final = 0x150303
+"""How a TLS alert begins. A client that expects Kafka takes it for the length of an answer."""
+
+
+def _tls_trouble(error: BaseException | None) -> str | None:
+    """What to change where the two ends do not agree on TLS; None: it is something else."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return (
+                f"the broker's certificate is not accepted ({error.verify_message}): bus.tls.ca "
+                "names the authorities to trust, and bus.url must name the broker as its "
+                "certificate does"
+            )
+        if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+            return (
+                f"the broker refuses this client in TLS ({error.reason}): if it asks for a "
+                "certificate, bus.tls.certificate and bus.tls.key name it"
+            )
+        read = error.expected if isinstance(error, asyncio.IncompleteReadError) else None
+        if (read or 0) >> 8 == _TLS_ALERT:
+            return "the broker wants TLS at this address: set bus.tls"
+        error = error.__cause__ or error.__context__
+    return None
 
 
 @contextmanager
