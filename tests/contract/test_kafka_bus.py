@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import suppress
@@ -14,6 +15,7 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import UnknownTopicOrPartitionError
 
 from support.buses import Notes, World, assigned, collect, partitions, record, until
+from support.fold_service import FoldService
 from support.kafka_broker import Broker, skip_or_fail, unavailable
 from support.waiting import SOON_S
 from tocsin.bus.kafka import topic_admin
@@ -26,12 +28,15 @@ from tocsin.bus.port import (
     BusError,
     BusUnavailable,
     FencedMember,
+    Outgoing,
     Partition,
     Record,
     UnknownTopic,
     UnusableBus,
 )
 from tocsin.bus.urls import open_bus
+from tocsin.runtime.worker import Worker, WorkerSettings
+from tocsin.schemas.topics import Topics, telemetry_partition
 
 pytestmark = pytest.mark.kafka
 
@@ -98,6 +103,37 @@ async def test_a_broker_that_goes_away_and_comes_back(shaken_broker: Broker) -> 
                 values |= {each.value for each in await collect(part, 1)}
             assert values <= {b"lost", b"after"}
         await until(committed, "the place is committed")
+
+
+OUTAGE_S = 10.0
+LOGGED_BYTES = 2_000
+"""In all of an outage. aiokafka logs twenty times as much in 35 s, if it may."""
+
+
+async def test_a_worker_logs_little_while_its_broker_is_dead(
+    shaken_broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    topics, service = Topics("quiet"), FoldService(Topics("quiet"))
+    place = Partition(topics.telemetry, telemetry_partition("run-1"))
+    caplog.set_level(logging.INFO)
+    async with open_bus(shaken_broker.url) as bus:
+        await bus.init(topics.specs())
+        settings = WorkerSettings(checkpoint_s=0.2, standby_bytes=1 << 20)
+        worker = Worker(bus, service, topics=topics, group="quiet", settings=settings)
+        running = asyncio.create_task(worker.run())
+        await (await bus.producer()).publish([Outgoing(place, b"run-1", b"1")])
+        assert await worker.caught_up(SOON_S)
+        caplog.clear()
+        shaken_broker.stop(hard=True)
+        await asyncio.sleep(OUTAGE_S)
+        shaken_broker.start()
+        while not await worker.caught_up(SOON_S):
+            pass
+        worker.stop()
+        await running
+    messages = [record.getMessage() for record in caplog.records]
+    assert sum("the bus does not answer" in message for message in messages) <= 1, messages
+    assert sum(map(len, messages)) < LOGGED_BYTES, messages
 
 
 @pytest.mark.parametrize("by", ["coordination", "heartbeat"])
