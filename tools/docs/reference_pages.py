@@ -97,9 +97,10 @@ CODES: Final[tuple[tuple[str, int | str, str], ...]] = (
         "It left by `tocsin.emitter.StopTraining`, a `SystemExit`. torchrun turns it into 1.",
     ),
     (
-        "`tocsin rules`, `tocsin actions`, `tocsin sample`",
+        "`tocsin rules`, `tocsin actions`, `tocsin archive`, `tocsin sample`",
         exit_codes.FAILED,
-        "The bus is unreachable: start the process again.",
+        "No broker answered within 15 s of the start, or the process cannot continue: start it "
+        "again.",
     ),
     (
         "`tocsin stop`",
@@ -111,7 +112,6 @@ CODES: Final[tuple[tuple[str, int | str, str], ...]] = (
         exit_codes.FAILED,
         "A receiver did not accept the message in time, or refused it.",
     ),
-    ("`tocsin drill`", exit_codes.FAILED, "A receiver did not accept the message."),
     ("`tocsin compare`", exit_codes.FAILED, "A condition of `--fail-if` holds."),
     ("`tocsin demo`", exit_codes.FAILED, "A scenario did not end as it should."),
     ("`tocsin watch`", f"{exit_codes.SIGNALLED} + n", "Signal n ended it; 0 after Ctrl-C."),

@@ -50,6 +50,10 @@ ServiceT = TypeVar("ServiceT", bound=Service)
 SOFTWARE: Final = f"tocsin {version('tocsin')}"
 
 
+UPLOAD_S: Final = 600.0
+"""An archive worker hangs that has not ended a round for so long: a round may write to a bucket."""
+
+
 def run_lease(run_id: str) -> str:
     """The lease that a run's own helper holds on an embedded bus; others leave such a run be."""
     return f"run/{run_id}"
@@ -238,7 +242,8 @@ async def run_archive(context: CommandContext, *, http: str | None = None) -> in
                 software=SOFTWARE,
                 metrics=metrics,
             )
-            parts: list[Part] = [*workers, heartbeat]
+            watchdogs = [Watchdog(partial(_alive_ms, one), hangs_s=UPLOAD_S) for one in workers]
+            parts: list[Part] = [*watchdogs, *workers, heartbeat]
             if http is not None:
                 host, port = http_address(http)
                 ready = [worker.ready.is_set for worker in workers]
@@ -302,7 +307,7 @@ async def _run(
                 service=service.name,
                 metrics=metrics,
             )
-            watchdog = Watchdog(lambda: worker.alive_ms)
+            watchdog = Watchdog(partial(_alive_ms, worker))
             parts: list[Part] = [watchdog, watch, worker, heartbeat]
             if http is not None:
                 host, port = http_address(http)
@@ -311,6 +316,10 @@ async def _run(
             logger.info("working on %s as %s", bus.url, group, extra={"action": "start"})
             with reload_signal(watch), rare_collections():
                 return await serve(parts, stopping)
+
+
+def _alive_ms(worker: Worker) -> int | None:
+    return worker.alive_ms
 
 
 async def _connected(
