@@ -25,6 +25,7 @@ def parse(words: Sequence[str]) -> None:
         ours, dashes, job = ours[:at], ["--"], ours[at + 1 :] or ["train"]
     command = program()
     context = command.make_context("tocsin", ours[:1], resilient_parsing=True)
-    while hasattr(command, "commands"):
+    # A group such as `bus dlq` may be a command, too.
+    while ours[:1] and ours[0] in getattr(command, "commands", {}):
         command = command.commands[ours.pop(0)]
     command.make_context("tocsin", [*ours, *dashes, *job], parent=context)
