@@ -26,6 +26,6 @@ def parse(words: Sequence[str]) -> None:
     command = program()
     context = command.make_context("tocsin", ours[:1], resilient_parsing=True)
     # A group such as `bus dlq` may be a command, too.
-    while ours[:1] and ours[0] in getattr(command, "commands", {}):
+    while hasattr(command, "commands") and ours and not ours[0].startswith("-"):
         command = command.commands[ours.pop(0)]
     command.make_context("tocsin", [*ours, *dashes, *job], parent=context)
