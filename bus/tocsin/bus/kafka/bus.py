@@ -59,6 +59,12 @@ class _Granted:
         """Nothing to give back."""
 
 
+def own_assignor() -> type[StickyPartitionAssignor]:
+    """An assignor of one member: the class remembers what its member owned, and a process may be
+    a member of several groups."""
+    return type("OwnAssignor", (StickyPartitionAssignor,), {})
+
+
 class KafkaBus:
     """One Kafka cluster.
 
@@ -236,7 +242,7 @@ class KafkaBus:
             heartbeat_interval_ms=int(min(HEARTBEAT_S, self._session_s / 3) * 1_000),
             max_poll_interval_ms=int(POLL_INTERVAL_S * 1_000),
             rebalance_timeout_ms=int(REBALANCE_S * 1_000),
-            partition_assignment_strategy=(StickyPartitionAssignor,),
+            partition_assignment_strategy=(own_assignor(),),
             **MEMBER_OPTIONS,
             **self._connection,
         )
