@@ -193,6 +193,7 @@ class RulesService(Service):
             self._views.pop(number, None)
 
     def _take_up(self, partition: int, run_id: str, next_offset: int) -> None:
+        outlived = self._saved.outlived(partition, run_id)
         snapshots = self._saved.pop(partition, run_id)
         if snapshots:
             if self._customs is not None:
@@ -202,6 +203,8 @@ class RulesService(Service):
             run = self.engine.adopt(partition, run_id, snapshots, next_offset=next_offset)
             if not self._adopt:
                 run.unsaved_begin_now()
+            if outlived:
+                run.save_again()
 
     def lost(self, runs: Collection[str]) -> None:
         """What they were at is remembered as if it had been read; whoever has them now writes what
@@ -391,7 +394,8 @@ class RulesService(Service):
     def _tombstones(self, number: int, run: RunEngine) -> list[Outgoing]:
         partition = Partition(self._topics.state, number)
         run_id = run.state.run_id
-        gone = [Outgoing(partition, f"{run_id}/{name}".encode(), None) for name in self._names]
+        names = dict.fromkeys((*self._names, *run.saved_rules))
+        gone = [Outgoing(partition, f"{run_id}/{name}".encode(), None) for name in names]
         if run.state.looked_ms is not None:
             control = Partition(self._topics.control, issue_partition(run_id))
             gone.append(Outgoing(control, look_closer_key(run_id).encode(), None))

@@ -13,6 +13,7 @@ from tocsin.schemas.configuration.sections import DefaultsConfig
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.run_view import RunView
+from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.schemas.records.stops.commands import StopExited
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
@@ -48,6 +49,11 @@ def as_records(written: list[Outgoing]) -> list[Record]:
 def issues(rules: RulesService) -> list[Outgoing]:
     """What it writes to the issues topic, of all that there is to write now."""
     return [o for o in rules.outputs() if o.partition.topic == TOPICS.issues]
+
+
+def states(rules: RulesService) -> list[Outgoing]:
+    """What it writes to the topic of the states, of all that there is to write now."""
+    return [o for o in rules.snapshots(force=True) if o.partition.topic == TOPICS.state]
 
 
 def tick(run: RunBuilder) -> Tick:
@@ -91,7 +97,7 @@ def restarted(run: RunBuilder, at: int, *, shared: bool = False) -> RulesService
     first = service()
     first.apply(run.records[:at], tick(run))
     first.outputs()
-    written = [o for o in first.snapshots(force=True) if o.partition.topic == TOPICS.state]
+    written = states(first)
     second = service(shared=shared)
     second.restore(run.records[0].partition.number, as_records(written))
     second.restored(run.records[0].partition.number, at)
@@ -111,14 +117,31 @@ def test_the_highest_next_offset_counts_not_the_last_record() -> None:
     early, late = service(), service()
     early.apply(run.records[:2], tick(run))
     late.apply(run.records, tick(run))
-    zombie_last = [*late.snapshots(force=True), *early.snapshots(force=True)]
-    written = [o for o in zombie_last if o.partition.topic == TOPICS.state]
+    late_states = states(late)
+    rules = service()
+    number = run.records[0].partition.number
+    rules.restore(number, as_records([*late_states, *states(early)]))
+    rules.restored(number, 2)
+    newest = {o.key: Snapshot.decode(o.value or b"") for o in late_states}
+    again = {o.key: Snapshot.decode(o.value or b"") for o in states(rules)}
+    assert again.keys() == newest.keys(), "compaction would leave the older ones"
+    for key, one in again.items():
+        assert one.payload == newest[key].payload
+        assert one.next_offset >= newest[key].next_offset
+    rules.apply(run.records, tick(run))
+    assert rules.outputs() == []
+
+
+def test_of_states_in_their_order_none_is_written_once_more() -> None:
+    run = bad_run()
+    first = service()
+    first.apply(run.records, tick(run))
+    written = states(first)
     rules = service()
     number = run.records[0].partition.number
     rules.restore(number, as_records(written))
-    rules.restored(number, 2)
-    rules.apply(run.records, tick(run))
-    assert rules.outputs() == []
+    rules.restored(number, len(run.records))
+    assert states(rules) == []
 
 
 def test_of_many_runs_those_that_are_heard_of_are_taken_up_first() -> None:
@@ -173,6 +196,8 @@ def test_timers_go_on_after_a_restart_though_the_run_is_silent() -> None:
     caught_up = {number: CaughtUp(as_of_ms=run.now_ms + 130_000, since_ms=run.now_ms)}
     rules.apply([], Tick(run.now_ms + 130_000, frozenset({number}), caught_up))
     assert [o.key for o in issues(rules)] == [b"made"]
+    covered = {Snapshot.decode(o.value or b"").next_offset for o in states(rules)}
+    assert covered == {4}, "what is saved before a record came is of the same records as before"
 
 
 def test_where_others_may_have_the_run_it_waits_for_a_record() -> None:
@@ -223,6 +248,22 @@ def test_a_day_after_its_end_a_runs_state_is_taken_away() -> None:
     fresh.restore(number, as_records(list(gone)))
     fresh.restored(number, 9)
     assert fresh.engine.run("made") is None
+
+
+def test_the_state_of_a_rule_that_is_off_by_now_goes_with_its_run() -> None:
+    run = bad_run()
+    run.ended()
+    before = service()
+    before.apply(run.records, tick(run))
+    number = run.records[0].partition.number
+    config = Config(defaults=DefaultsConfig(rules="none"))
+    rules = build_rules_service(TOPICS, config)
+    rules.attached(Attachment(lambda: None))
+    rules.restore(number, as_records(states(before)))
+    rules.restored(number, len(run.records))
+    later = run.now_ms + KEEP_MS
+    rules.apply([], Tick(later, frozenset({number}), {number: CaughtUp(later, run.now_ms)}))
+    assert b"made/nonfinite" in {o.key for o in states(rules) if o.value is None}
 
 
 def test_partitions_that_go_take_their_runs_along() -> None:

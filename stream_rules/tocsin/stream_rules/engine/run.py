@@ -79,6 +79,8 @@ class RunEngine:
         self._references: Final = references or References()
         self._times: Final = times
         self._covers = 0
+        self.saved_rules: frozenset[str] = frozenset()
+        """Of whom a state was read, whether they are still rules of this worker or not."""
         self._restored: dict[str, Snapshot] = {}
         self._listeners: dict[Kind, tuple[Instance, ...]] = {}
         self._fed: dict[Kind, frozenset[str]] = {}
@@ -402,13 +404,14 @@ class RunEngine:
         goes on from an older one is given the records since then, which change nothing of it.
         """
 
-        def snapshot(rule: str, version: int, payload: bytes) -> Snapshot:
+        def snapshot(rule: str, version: int, payload: bytes, covers: int) -> Snapshot:
+            # It may have been restored from beyond what was read here so far.
             return Snapshot(
                 run_id=self.state.run_id,
                 incarnation=self.state.incarnation,
                 rule=rule,
                 rule_version=version,
-                next_offset=next_offset,
+                next_offset=max(next_offset, covers),
                 payload=payload,
                 saved_at_ms=clock_ms,
                 software=software,
@@ -417,14 +420,17 @@ class RunEngine:
         rules = []
         for instance in self.instances:
             if instance.touched or not changed:
-                rules.append(snapshot(instance.spec.name, instance.version, instance.snapshot()))
+                name, payload = instance.spec.name, instance.snapshot()
+                rules.append(snapshot(name, instance.version, payload, instance.covers))
                 # What it failed at in this moment is saved the next time.
                 instance.touched = instance.unreported
-        return [*rules, snapshot(RUN_KEY, RUN_STATE_VERSION, pack(dump_state(self.state)))]
+        own = pack(dump_state(self.state))
+        return [*rules, snapshot(RUN_KEY, RUN_STATE_VERSION, own, self._covers)]
 
     def restore(self, snapshots: Mapping[str, Snapshot]) -> None:
         """Take back what was saved, by rule name. What cannot be read starts cold."""
         self._restored = dict(snapshots)
+        self.saved_rules = frozenset(snapshots)
         own = self._restored.pop(RUN_KEY, None)
         # What is left of a run whose own state was never written is not kept for ever either.
         self.state.heard_ms = max((s.saved_at_ms for s in snapshots.values()), default=0)
@@ -437,6 +443,12 @@ class RunEngine:
             return
         self._covers = own.next_offset
         self._equip(0, "there was no such rule before")
+
+    def save_again(self) -> None:
+        """All states at the next checkpoint, whatever has changed."""
+        for instance in self.instances:
+            instance.touched = True
+        self.dirty = True
 
     def unsaved_begin_now(self) -> None:
         """Rules of which nothing was saved begin where the run's own state stands: whoever saved

@@ -22,6 +22,8 @@ class SavedStates:
 
     def __init__(self) -> None:
         self._runs: Final[dict[int, dict[str, dict[str, tuple[int, bytes]]]]] = {}
+        # Rules of which compaction keeps an older state than is here.
+        self._outlived: Final[set[tuple[int, str, str]]] = set()
 
     def saw(self, partition: int, record: Record) -> None:
         """A record of the state topic. One that cannot be read is skipped, with a warning."""
@@ -29,6 +31,7 @@ class SavedStates:
         run_id, _, rule = record.key.decode(errors="replace").partition("/")
         if record.value is None:
             runs.get(run_id, {}).pop(rule, None)
+            self._outlived.discard((partition, run_id, rule))
             return
         try:
             offset = Snapshot.offset_of(record.value)
@@ -38,11 +41,15 @@ class SavedStates:
         known = runs.setdefault(run_id, {}).get(rule)
         if known is None or offset >= known[0]:
             runs[run_id][rule] = offset, record.value
+            self._outlived.discard((partition, run_id, rule))
+        else:
+            self._outlived.add((partition, run_id, rule))
 
     def keep(self, partition: int, run_id: str, snapshots: Iterable[Snapshot]) -> None:
         """As if these had been read, and nothing else of the run."""
         states = {one.rule: (one.next_offset, one.encode()) for one in snapshots}
         self._runs.setdefault(partition, {})[run_id] = states
+        self._outlived.difference_update({(partition, run_id, rule) for rule in states})
 
     def has(self, partition: int, run_id: str) -> bool:
         """Whether there is something of the run."""
@@ -52,6 +59,11 @@ class SavedStates:
         """The runs of which there is something."""
         return list(self._runs.get(partition, {}))
 
+    def outlived(self, partition: int, run_id: str) -> bool:
+        """Whether the bus has an older state of one of the run's rules as the last: a process that
+        had been taken for dead has written it, and compaction leaves nothing else."""
+        return any((partition, run_id) == key[:2] for key in self._outlived)
+
     def pop(self, partition: int, run_id: str) -> dict[str, Snapshot]:
         """The states of a run by rule, which are forgotten here; those that can be read."""
         found: dict[str, Snapshot] = {}
@@ -60,12 +72,14 @@ class SavedStates:
                 found[rule] = Snapshot.decode(value)
             except RecordError as error:
                 _unreadable(run_id, rule, error)
+            self._outlived.discard((partition, run_id, rule))
         return found
 
     def release(self, partitions: Collection[int]) -> None:
         """Forget these partitions."""
         for number in partitions:
             self._runs.pop(number, None)
+        self._outlived.difference_update([key for key in self._outlived if key[0] in partitions])
 
 
 def _unreadable(run_id: str, rule: str, error: RecordError) -> None:
