@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 from fixtures.runs.recorded import recorded
+from support.archive_process import archive_all
 from support.bus_records import data_of, read_all, send
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Record
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.topics import Topics, issue_partition
+from tocsin.store import open_store
+from tocsin.store.stored import StoredFiles
 from tocsin.stream_rules.service import build_rules_service
 from tocsin.stream_rules.testing import issues_of
 
@@ -55,7 +58,7 @@ async def live(bus: EmbeddedBus, records: Sequence[Record]) -> None:
         ("cnn", "nan_in_a_gradient"),
     ],
 )
-async def test_bit_for_bit(bus: EmbeddedBus, program: str, fault: str) -> None:
+async def test_bit_for_bit(bus: EmbeddedBus, tmp_path: Path, program: str, fault: str) -> None:
     records = recorded(program, fault)
     await live(bus, records)
     issues = await data_of(bus, TOPICS.issues, issue_partition(records[0].key.decode()))
@@ -64,3 +67,11 @@ async def test_bit_for_bit(bus: EmbeddedBus, program: str, fault: str) -> None:
     assert len(again) == len(records)
     assert said == [issue.model_dump_json() for issue in issues_of(again)]
     assert said
+
+    store, run_id = open_store(tmp_path / "store"), records[0].key.decode()
+    await archive_all(bus, store)
+    stored = [
+        Record(records[0].partition, one.offset, one.append_ms, one.key, one.value, one.headers)
+        for one in StoredFiles(store, run_id).telemetry(TOPICS)
+    ]
+    assert said == [issue.model_dump_json() for issue in issues_of(stored)]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.frames import RecordOrigin
 from tocsin.schemas.records.runs_view import RunsView
-from tocsin.schemas.records.wire import Headers, Meta, read_event
+from tocsin.schemas.records.wire import Headers, Meta, meta_of, read_event
 from tocsin.schemas.topics import Topics
 from tocsin.store.catalog import Store, despite_merges
 from tocsin.store.manifest import Family, Manifest, StoredFile
@@ -117,6 +119,46 @@ class StoredFiles:
             if event is not None:
                 found.append(event)
         return found
+
+    def telemetry(self, topics: Topics) -> Sequence[StoredRecord]:
+        """All telemetry, frames and events, in the order in which it came onto the bus; in memory.
+
+        Frames without numbers, and who has sent a record as which (`boot`, `seq`), are not stored.
+
+        Raises:
+            MissingExtra: the extra `store` is not installed. DamagedStore: a file cannot be read.
+        """
+        return despite_merges(lambda: self._telemetry(topics), self.reload, of=f"run {self.run_id}")
+
+    def _telemetry(self, topics: Topics) -> Sequence[StoredRecord]:
+        events = self._records(topics.telemetry)
+        sizes: dict[str, int] = {}
+        for event in self.events(topics):
+            size, incarnation = (
+                getattr(event.data, name, None) for name in ("world_size", "incarnation")
+            )
+            if isinstance(size, int) and isinstance(incarnation, str):
+                sizes[incarnation] = max(size, sizes.get(incarnation, 1))
+        numbers = [file for file in self._files() if file.kind != "events"]
+        found = [*events]
+        for incarnation in dict.fromkeys(file.incarnation for file in numbers):
+            duck = self.store.duck
+            from tocsin.store.parquet.frames import StoredFrames
+
+            origin = partial(
+                RecordOrigin,
+                run_id=self.run_id,
+                incarnation=incarnation,
+                world_size=sizes.get(incarnation, 1),
+            )
+            files = [file for file in numbers if file.incarnation == incarnation]
+            frames = StoredFrames(files, duck, self.store.storage.local, origin)
+            for (offset, append_ms), frame in frames.read():
+                headers = meta_of(frame, rank=frame.origin.rank).headers()
+                found.append(
+                    StoredRecord(offset, append_ms, self.run_id.encode(), frame.encode(), headers)
+                )
+        return sorted(found, key=lambda one: (one.append_ms, one.offset))
 
     def _records(
         self, topic: str, from_offset: int = 0, kind: str | None = None

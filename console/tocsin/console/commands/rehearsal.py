@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tocsin.console.commands.options import BusOption, ConfigOption, JsonOption
+from tocsin.console.commands.options import BusOption, ConfigOption, JsonOption, StoreOption
 from tocsin.console.commands.runs import SeverityOption
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.exit_codes import FAILED
@@ -53,6 +53,10 @@ RunOption = Annotated[
         help="Evaluate the rules once more, over the telemetry of this run.",
         show_default=False,
     ),
+]
+ArchivedOption = Annotated[
+    bool,
+    typer.Option("--archived", help="With --run: read the run from the store instead of the bus."),
 ]
 
 
@@ -165,6 +169,8 @@ def replay(
     until: ToOption = None,
     file: DumpOption = None,
     run: RunOption = None,
+    archived: ArchivedOption = False,
+    store: StoreOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Try a configuration on past issues or telemetry.
@@ -182,7 +188,7 @@ def replay(
     from tocsin.console.context import read_configuration
 
     loaded = read_configuration(config)
-    past = _telemetry(config, bus, file, run, since, until)
+    past = _telemetry(config, bus, file, run, since, until, archived=archived, store=store)
     if past is not None:
         from tocsin.console.fleet.rehearsal import replayed
 
@@ -201,6 +207,8 @@ def diff(
     until: ToOption = None,
     file: DumpOption = None,
     run: RunOption = None,
+    archived: ArchivedOption = False,
+    store: StoreOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Compare two configurations over past issues or telemetry.
@@ -219,7 +227,7 @@ def diff(
     from tocsin.console.context import read_configuration
 
     before, after = read_configuration(old), read_configuration(new)
-    past = _telemetry(old, bus, file, run, since, until)
+    past = _telemetry(old, bus, file, run, since, until, archived=archived, store=store)
     if past is not None:
         from tocsin.console.fleet.rehearsal import compared
 
@@ -244,16 +252,25 @@ def _telemetry(
     run: str | None,
     since: str | None,
     until: str | None,
+    *,
+    archived: bool,
+    store: str | None,
 ) -> Past | None:
     """What to evaluate once more; None: it is about issues that were found."""
     from tocsin.console.context import read_context
     from tocsin.console.fleet.dump import is_dump
     from tocsin.console.fleet.past_telemetry import Span
-    from tocsin.console.fleet.rehearsal import of_bus, of_dump
+    from tocsin.console.fleet.rehearsal import of_bus, of_dump, of_store
 
     from_ms = 0 if since is None else time_ms("--from", since)
     to_ms = None if until is None else time_ms("--to", until)
     span = Span(run, from_ms, to_ms)
+    if archived:
+        if run is None or file is not None:
+            raise ConfigurationError("--archived needs --run, and no --file")
+        return of_store(read_context(config, bus, store=store), span, run)
+    if store is not None:
+        raise ConfigurationError("--store is of use with --archived")
     if file is not None and is_dump(file):
         return of_dump(file, span)
     if file is not None and run is not None:

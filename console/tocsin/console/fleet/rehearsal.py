@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tocsin.bus.port import Record
+from tocsin.bus.port import Partition, Record
 from tocsin.console.configuration.rehearsal import (
     Happened,
     count_issues,
@@ -38,6 +38,7 @@ from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.runs_view import RunsView
 from tocsin.schemas.text import plain_line
+from tocsin.schemas.topics import telemetry_partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +94,38 @@ async def of_bus(context: CommandContext, span: Span, now_ms: int) -> Past:
     return Past(_found(await read(span), span), until_ms, read_runs)
 
 
-def _found(records: Sequence[Record], span: Span) -> Sequence[Record]:
+def of_store(context: CommandContext, span: Span, run_id: str) -> Past:
+    """What the store has of a run. Blocks.
+
+    Raises:
+        ConfigurationError: it has no telemetry of it in this time. StoreError: it cannot be read.
+    """
+    from tocsin.store.stored import StoredFiles
+
+    store, topics = context.open_store(), context.topics
+
+    def read(run: str) -> list[Record]:
+        partition = Partition(topics.telemetry, telemetry_partition(run))
+        return [
+            Record(partition, one.offset, one.append_ms, one.key, one.value, one.headers)
+            for one in StoredFiles(store, run).telemetry(topics)
+        ]
+
+    whole = read(run_id)
+    until_ms = max((record.append_ms for record in whole), default=0)
+    return Past(
+        _found([record for record in whole if span.has(record)], span, f"in {store.url}"),
+        until_ms if span.to_ms is None else min(span.to_ms, until_ms),
+        lambda runs: [record for run in runs for record in read(run)],
+    )
+
+
+def _found(records: Sequence[Record], span: Span, where: str = "") -> Sequence[Record]:
     if not records:
         about = "" if span.run_id is None else f" of run '{plain_line(span.run_id)}'"
         raise ConfigurationError(
-            f"no telemetry{about} in this time; a bus keeps it for a day: `tocsin bus dump` keeps "
-            "it longer"
+            f"no telemetry{about} in this time{where and f' {where}'}; a bus keeps it for a day, a "
+            "store (`--archived`) and a dump (`tocsin bus dump`) longer"
         )
     return records
 

@@ -15,6 +15,7 @@ from tocsin.schemas.records.wire import Meta
 from tocsin.store.manifest import WHOLE_RUN, Covered, Kind, Manifest, Training
 from tocsin.store.marks import Mark, Senders
 from tocsin.store.parquet.tables import (
+    Arrival,
     EventRow,
     Table,
     event_table,
@@ -61,9 +62,9 @@ class Batch:
     covered: Mapping[str, Covered]
     senders: Mapping[str, int]
     trainings: Mapping[str, Training]
-    steps: dict[Place, list[tuple[int, StepFrame]]] = field(default_factory=dict)
-    system: dict[Place, list[tuple[int, SystemFrame]]] = field(default_factory=dict)
-    tensors: dict[Place, list[tuple[int, TensorFrame]]] = field(default_factory=dict)
+    steps: dict[Place, list[tuple[Arrival, StepFrame]]] = field(default_factory=dict)
+    system: dict[Place, list[tuple[Arrival, SystemFrame]]] = field(default_factory=dict)
+    tensors: dict[Place, list[tuple[Arrival, TensorFrame]]] = field(default_factory=dict)
     events: dict[Place, list[EventRow]] = field(default_factory=dict)
 
     def tables(self) -> Iterable[tuple[Place, list[Table]]]:
@@ -100,7 +101,7 @@ def sort_out(taken: Iterable[Taken], manifest: Manifest, *, newest_views: str) -
             continue
         _learn(trainings, one)
         if not isinstance(one.value, Event):
-            _frame(batch, one.offset, one.value)
+            _frame(batch, Arrival(one.offset, one.append_ms), one.value)
             continue
         row = EventRow(
             topic=one.topic,
@@ -127,21 +128,21 @@ def sort_out(taken: Iterable[Taken], manifest: Manifest, *, newest_views: str) -
     return batch
 
 
-def _frame(batch: Batch, offset: int, frame: Frame) -> None:
+def _frame(batch: Batch, arrival: Arrival, frame: Frame) -> None:
     incarnation = frame.origin.incarnation
     match frame:
         case StepFrame():
             if frame.values.size:
                 place = Place("steps", incarnation)
-                batch.steps.setdefault(place, []).append((offset, frame))
+                batch.steps.setdefault(place, []).append((arrival, frame))
         case SystemFrame():
             if frame.values.size:
                 place = Place("system", incarnation)
-                batch.system.setdefault(place, []).append((offset, frame))
+                batch.system.setdefault(place, []).append((arrival, frame))
         case TensorFrame():
             if frame.rows:
                 place = Place("tensors", incarnation, frame.collection)
-                batch.tensors.setdefault(place, []).append((offset, frame))
+                batch.tensors.setdefault(place, []).append((arrival, frame))
 
 
 def _learn(trainings: dict[str, Training], one: Taken) -> None:

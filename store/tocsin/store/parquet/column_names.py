@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 RESERVED: Final = frozenset(
-    {"bus_offset", "at_us", "step", "rank", "mode", "every", "place", "tensor"}
+    {"bus_offset", "append_ms", "at_us", "step", "rank", "mode", "every", "place", "tensor"}
     | {"run", "incarnation", "collection", "filename"}
 )
 """Columns of each table of tensors, and names that are in the path of a file."""

@@ -26,6 +26,9 @@ _FORMAT: Final = (
 
 Value = str | int | float | None | Sequence[str]
 
+Columns = Mapping[str, np.ma.MaskedArray[tuple[int], np.dtype[np.generic]] | Array]
+"""Columns of an answer by name; NULL is masked."""
+
 
 class Duck:
     """A DuckDB of its own, without a file and without the network. From any thread; one at a time.
@@ -120,9 +123,13 @@ class Duck:
         Raises:
             DamagedStore: a file cannot be read. FileNotFoundError: it is gone.
         """
+        return {name: np.ma.getdata(column) for name, column in self.columns(sql, values).items()}
+
+    def columns(self, sql: str, values: Mapping[str, Value] | None = None) -> Columns:
+        """The same, with NULL masked. Raises as `ask` does."""
         with self._lock, _errors(writing=False):
-            found = self._connection.execute(sql, dict(values or {})).fetchnumpy()
-        return {name: np.ma.getdata(column) for name, column in found.items()}
+            found: Columns = self._connection.execute(sql, dict(values or {})).fetchnumpy()
+        return found
 
     def ask_about(
         self, names: Sequence[str], sql: str, values: Mapping[str, Value] | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,13 @@ class Table:
         )
 
 
+class Arrival(NamedTuple):
+    """When a record came onto the bus: its offset, and the bus's time (Unix, milliseconds)."""
+
+    offset: int
+    append_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class EventRow:
     """A record that is not numbers, as it was on the bus. `value` None is a tombstone."""
@@ -77,17 +84,17 @@ class EventRow:
     value: str | None
 
 
-def step_tables(rows: Iterable[tuple[int, StepFrame]]) -> list[Table]:
+def step_tables(rows: Iterable[tuple[Arrival, StepFrame]]) -> list[Table]:
     """A row for each scalar of each step; a table for each set of scalars."""
     return [_steps(columns, group) for columns, group in _groups(rows, lambda one: one.columns)]
 
 
-def system_tables(rows: Iterable[tuple[int, SystemFrame]]) -> list[Table]:
+def system_tables(rows: Iterable[tuple[Arrival, SystemFrame]]) -> list[Table]:
     """A row for each quantity of each sample; a table for each set of quantities."""
     return [_system(columns, group) for columns, group in _groups(rows, lambda one: one.columns)]
 
 
-def tensor_tables(rows: Iterable[tuple[int, TensorFrame]]) -> list[Table]:
+def tensor_tables(rows: Iterable[tuple[Arrival, TensorFrame]]) -> list[Table]:
     """A row for each tensor of each frame; a table for each set of tensors and statistics."""
     groups = _groups(rows, lambda one: (one.rows, one.columns, one.count_columns))
     return [table for _, group in groups for table in _tensors(group)]
@@ -113,13 +120,13 @@ def event_table(rows: Sequence[EventRow]) -> Table:
     )
 
 
-def _steps(columns: tuple[str, ...], group: Sequence[tuple[int, StepFrame]]) -> Table:
+def _steps(columns: tuple[str, ...], group: Sequence[tuple[Arrival, StepFrame]]) -> Table:
     lengths = np.array([frame.steps.size for _, frame in group])
     width = len(columns)
     each = lengths * width
     return Table(
         {
-            "bus_offset": np.repeat(np.array([offset for offset, _ in group], np.int64), each),
+            **_arrivals(group, each),
             "at_us": _spread([frame.at_us for _, frame in group], width),
             "step": _spread([frame.steps for _, frame in group], width),
             "rank": np.repeat(_ranks(group), each),
@@ -130,14 +137,15 @@ def _steps(columns: tuple[str, ...], group: Sequence[tuple[int, StepFrame]]) -> 
     )
 
 
-def _system(columns: tuple[str, ...], group: Sequence[tuple[int, SystemFrame]]) -> Table:
+def _system(columns: tuple[str, ...], group: Sequence[tuple[Arrival, SystemFrame]]) -> Table:
     lengths = np.array([frame.at_us.size for _, frame in group])
     width = len(columns)
     each = lengths * width
     return Table(
         {
-            "bus_offset": np.repeat(np.array([offset for offset, _ in group], np.int64), each),
+            **_arrivals(group, each),
             "at_us": _spread([frame.at_us for _, frame in group], width),
+            "rank": np.repeat(_ranks(group), each),
             "node": _repeated([frame.node for _, frame in group], each),
             "name": _tiled(columns, int(lengths.sum())),
             "value": np.concatenate([frame.values.ravel() for _, frame in group]),
@@ -145,14 +153,14 @@ def _system(columns: tuple[str, ...], group: Sequence[tuple[int, SystemFrame]]) 
     )
 
 
-def _tensors(group: Sequence[tuple[int, TensorFrame]]) -> Iterator[Table]:
+def _tensors(group: Sequence[tuple[Arrival, TensorFrame]]) -> Iterator[Table]:
     first = group[0][1]
     height, frames = len(first.rows), len(group)
     each = np.full(frames, height)
     places = np.arange(height, dtype=np.int32)
     parts = np.array([min(frame.part, 1_000) for _, frame in group], np.int32)
     fixed: dict[str, Array | Names] = {
-        "bus_offset": np.repeat(np.array([offset for offset, _ in group], np.int64), each),
+        **_arrivals(group, each),
         "at_us": np.repeat(np.array([frame.at_us for _, frame in group], np.int64), each),
         "step": np.repeat(np.array([frame.step for _, frame in group], np.int64), each),
         "rank": np.repeat(_ranks(group), each),
@@ -176,15 +184,24 @@ def _tensors(group: Sequence[tuple[int, TensorFrame]]) -> Iterator[Table]:
 
 
 def _groups(
-    rows: Iterable[tuple[int, F]], key: Callable[[F], K]
-) -> Iterable[tuple[K, list[tuple[int, F]]]]:
-    found: dict[K, list[tuple[int, F]]] = {}
+    rows: Iterable[tuple[Arrival, F]], key: Callable[[F], K]
+) -> Iterable[tuple[K, list[tuple[Arrival, F]]]]:
+    found: dict[K, list[tuple[Arrival, F]]] = {}
     for offset, frame in rows:
         found.setdefault(key(frame), []).append((offset, frame))
     return found.items()
 
 
-def _ranks(group: Sequence[tuple[int, StepFrame | TensorFrame]]) -> npt.NDArray[np.int64]:
+def _arrivals(
+    group: Sequence[tuple[Arrival, F]], each: npt.NDArray[np.int_]
+) -> dict[str, Array | Names]:
+    found = np.array([arrival for arrival, _ in group], np.int64)
+    return {"bus_offset": np.repeat(found[:, 0], each), "append_ms": np.repeat(found[:, 1], each)}
+
+
+def _ranks(
+    group: Sequence[tuple[Arrival, StepFrame | SystemFrame | TensorFrame]],
+) -> npt.NDArray[np.int64]:
     return np.array([frame.origin.rank for _, frame in group], np.int64)
 
 

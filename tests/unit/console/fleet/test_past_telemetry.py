@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from support.archive_process import archive_all
 from support.bus_records import data_of, send, work
 from tocsin.bus.port import Partition, Record
 from tocsin.console.__main__ import app
@@ -20,6 +22,7 @@ from tocsin.runtime.worker import Worker
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.topics import Topics, issue_partition
+from tocsin.store import open_store
 from tocsin.stream_rules.service import build_rules_service
 from tocsin.stream_rules.testing import RunBuilder
 
@@ -61,6 +64,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[tuple[str
                 await send(bus, run.records)
             worker = Worker(bus, build_rules_service(TOPICS), topics=TOPICS, group="tocsin-rules")
             assert await work(worker)
+            await archive_all(bus, open_store(folder / "store"))
             found: list[object] = []
             for number in {issue_partition(run) for run in ("gpt-1", "gpt-2")}:
                 found += await data_of(bus, TOPICS.issues, number)
@@ -77,7 +81,7 @@ def invoke(*words: str | Path) -> str:
     return done.output
 
 
-def test_a_replay_finds_the_issues_of_the_live_run_on_the_bus_and_in_a_dump(
+def test_a_replay_finds_the_issues_of_the_live_run_on_the_bus_in_the_store_and_in_a_dump(
     lived: tuple[Path, set[tuple[str, str]]], tmp_path: Path
 ) -> None:
     folder, live = lived
@@ -87,9 +91,11 @@ def test_a_replay_finds_the_issues_of_the_live_run_on_the_bus_and_in_a_dump(
     assert "records in" in invoke("bus", "dump", dump, "--run", "gpt-1", "--bus", bus)
 
     on_bus = invoke("replay", "--run", "gpt-1", "--config", config, "--bus", bus, "--json")
+    words = ("replay", "--run", "gpt-1", "--config", config, "--archived", "--json")
+    in_store = invoke(*words, "--store", folder / "store")
     in_dump = invoke("replay", "--file", dump, "--config", config, "--json")
 
-    for output in (on_bus, in_dump):
+    for output in (on_bus, in_store, in_dump):
         facts = json.loads(output)
         assert {(one["issue_id"], one["state"]) for one in facts["issues"]} == live
         assert {one["run"] for one in facts["deliveries"]} == {"gpt-1"}
@@ -98,6 +104,23 @@ def test_a_replay_finds_the_issues_of_the_live_run_on_the_bus_and_in_a_dump(
     assert "nonfinite critical firing" in text
     assert "times real time" in text
     asyncio.run(nothing_new(bus, live))
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--archived",), "--archived needs --run"),
+        (("--run", "gpt-1", "--store", "x"), "--store is of use with --archived"),
+        (("--run", "nobody", "--archived"), "no telemetry of run 'nobody' in this time in "),
+    ],
+)
+def test_what_cannot_be_replayed_from_a_store_is_said(
+    tmp_path: Path, words: Sequence[str], why: str
+) -> None:
+    bus = f"embedded:{tmp_path / 'bus.db'}"
+    done = RUN.invoke(app, ["replay", "--bus", bus, *words])
+    assert isinstance(done.exception, ConfigurationError)
+    assert why in str(done.exception)
 
 
 async def nothing_new(url: str, live: set[tuple[str, str]]) -> None:
