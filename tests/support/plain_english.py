@@ -13,6 +13,11 @@ from typing import Final
 PATTERNS: Final = (
     (r"\bis (?:also )?(?:said|told)\b", "is printed, reported"),
     (r"\bare (?:said|told)\b", "are printed, reported"),
+    (r"\bmade anew\b", "created again, a new one"),
+    (r"\bbegins anew\b", "starts again"),
+    (r"\bif need be\b", "if necessary"),
+    (r"\b(?:run|training|job) has said\b", "has sent, has reported"),
+    (r"\bends the story\b", "resolves the issue"),
     (r"\b(?:was|were|be) (?:said|told)\b", "was printed, reported"),
     (r"\bsaid again\b", "repeated"),
     (r"\bsays so\b", "reports it"),

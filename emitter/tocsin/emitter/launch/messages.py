@@ -50,10 +50,8 @@ def delivery_line(delivery: Delivery) -> str | None:
     if delivery.waits_for_people and delivery.approval is not None:
         until = time_text(delivery.approval.until_ms)
         command = f"tocsin approve {delivery.delivery_id[:SHORT_ID]}"
-        then = (
-            "stopped then" if delivery.approval.on_timeout == "stop" else "not stopped without it"
-        )
-        return f"  stop the job? `{command}` stops it; waits until {until}, {then}"
+        then = "stopped" if delivery.approval.on_timeout == "stop" else "not stopped"
+        return f"  stop the job? `{command}` stops it; without an answer until {until} it is {then}"
     if not delivery.final or (delivery.occasion == STOPPED and delivery.state == "delivered"):
         return None
     if delivery.kind == "stop":

@@ -110,7 +110,7 @@ class Config(Section):
     receivers: Mapping[str, ReceiverConfig] = Field(default_factory=dict)
     """Receivers of issues, by name."""
     targets: Mapping[str, TargetConfig] = Field(default_factory=dict)
-    """Backends that can end a job, by name: `policy` says of which runs."""
+    """Backends that can end a job, by name; `policy` lists which runs each may stop."""
     time_windows: Mapping[str, TimeWindow] = Field(default_factory=dict)
     """Hours of the week by name, for routes and receivers."""
     rules: tuple[RuleEntry, ...] = ()
@@ -120,7 +120,7 @@ class Config(Section):
     inhibit: tuple[InhibitEntry, ...] = ()
     """Issues that explain others, which then notify nobody."""
     silences: tuple[SilenceEntry, ...] = ()
-    """Issues that are known, of which nobody is notified for some time."""
+    """Known issues: nobody is notified of them for some time."""
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     """How much tocsin may stop by itself."""
     public_url: PublicUrl | None = Field(default=None, examples=["https://tocsin.example.com"])

@@ -43,7 +43,7 @@ class KeepConfig(Section):
     """How much the store may hold. Beyond that, the oldest runs that are over are deleted."""
 
     runs: Kept | None = Field(default=None, examples=[500])
-    """At most so many runs. Absent: any number."""
+    """The largest number of runs. Absent: no limit."""
     bytes: Size | None = Field(default=None, examples=["50GB"])
     """At most so much. Runs that are live may exceed it. Absent: any size. Unit: a size."""
     age: Duration | None = Field(default=None, examples=["90d"])

@@ -157,8 +157,8 @@ def test_the_lines_for_people() -> None:
     approval = {"why": "mode: ask", "until_ms": 1_800_000_000_000}
     asked = delivery(kind="stop", delivery_id="7f8a4a1c-9f3b", approval=approval)
     assert messages.delivery_line(asked) == (
-        "  stop the job? `tocsin approve 7f8a4a1c` stops it; waits until 2027-01-15 08:00:00 UTC, "
-        "not stopped without it"
+        "  stop the job? `tocsin approve 7f8a4a1c` stops it; without an answer until "
+        "2027-01-15 08:00:00 UTC it is not stopped"
     )
     shadow = delivery("suppressed", kind="stop", held="shadow", reason="mode: shadow: not sent")
     assert messages.delivery_line(shadow) == "  not stopped: mode: shadow: not sent"

@@ -25,7 +25,7 @@ class InhibitEntry(Entry):
     when: Match = Field(examples=[{"rule": "nonfinite"}])
     """What the open issue must match; keys as in the `match` of a route."""
     mute: Match = Field(examples=[{"rule": ["loss_spike", "vanishing_gradient"]}])
-    """What must match the issues of which nobody is notified meanwhile."""
+    """What the issues must match that are muted meanwhile."""
     equal: tuple[str, ...] = Field(default=("run",), strict=False, examples=[["run"]])
     """Keys whose values must be equal in both issues. `run` is one of them: issues of other runs
     explain nothing."""

@@ -1,4 +1,4 @@
-"""`checkpoint_unhealthy`: a checkpoint that the run should not go on from.
+"""`checkpoint_unhealthy`: a checkpoint from which the run should not continue.
 
 - after_onset: it was saved at or after the step at which an issue of `nonfinite` or `loss_diverged`
   began that is worth a stop: it holds what the fault has made of the weights.
@@ -78,7 +78,7 @@ class CheckpointUnhealthy(Rule[CheckpointUnhealthyParams, _State]):
         name="checkpoint_unhealthy",
         version=1,
         family="progress",
-        meaning="A checkpoint was saved that the run should not go on from.",
+        meaning="The run saved a checkpoint from which it should not continue.",
         severity="warning",
         comes="later",
         inputs=(

@@ -6,7 +6,7 @@ in `patience_share` of all evaluations so far, if that is more; in all of them V
 so far by more than `least_percent` of it, and by more than twice the median change from one
 evaluation to the next. While the learning rate has only risen, the run is in its warm-up, and its
 evaluations do not count. With a patience of three, four of twelve warnings of public trainings were
-wrong: in the warm-up (an evaluation loss of 22 after 11, and of 4.0 in the end), and at the epochs
+wrong: in the warm-up (an evaluation loss of 22 after 11, and of 4.0 at the end), and at the epochs
 10, 21 and 31, all of which improved afterwards. Every model that has learned its data has a gap;
 the reference's rule reports it as overfitting at the first evaluation. And a plateau is above its
 own lowest point: of 120 small healthy trainings, with and without a schedule, 31 ended with their

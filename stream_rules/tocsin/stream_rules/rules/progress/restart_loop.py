@@ -5,7 +5,7 @@ fault if the cause is in that checkpoint, or in the data or the learning rate th
 condition: the first issue of this incarnation that is worth a stop is of the same rule as that of
 `times` - 1 earlier incarnations of the run, and came at the same step, counted from the start of
 the incarnation (within 2 steps, or 1 % of them). An end with the same exit code at the same step
-counts as such a fault too. An incarnation that completes ends the story.
+counts as such a fault too. An incarnation that completes resets the count.
 
 The issue names the checkpoint to go back to: the newest that 50 healthy steps followed, except the
 newest of all, with which the restarts have started.

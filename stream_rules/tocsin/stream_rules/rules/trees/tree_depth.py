@@ -1,6 +1,6 @@
 """`tree_depth`: a new tree of a boosted model is deeper than it should be.
 
-A deep tree has so many leaves that few samples are left for each, so it memorises them. Read from
+A deep tree has many leaves with few samples each, so it memorises them. Read from
 the collection `trees`, one row for each tree that the step has added, with the count `depth` (edges
 from the root to the deepest leaf), or from the scalar `log.tree_depth`, the deepest of the step:
 `run.log({"tree_depth": depth})`. SageMaker Debugger derives the depth from the largest id of a
