@@ -117,8 +117,9 @@ async def stop(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
         try:
             async with asyncio.timeout(CLOSE_S * 3 / 4):
                 await client.stop()
-        except TimeoutError:
-            # It waits for brokers that do not answer, to flush or to leave its group.
+        except (KafkaError, OSError):
+            # It waits for brokers that do not answer, to flush or to leave its group; or it ended
+            # over what had failed before, with its connections open.
             await _close_insides(client)
         except asyncio.CancelledError:
             if _cancelled():
