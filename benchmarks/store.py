@@ -34,7 +34,7 @@ from tocsin.store import open_run
 from tocsin.store.archive.batch import Taken
 from tocsin.store.archive.flush import flush
 from tocsin.store.archive.merge import compact
-from tocsin.store.archive.taking import take
+from tocsin.store.archive.taking import read_record
 from tocsin.store.catalog import Store
 from tocsin.store.parquet.duck import Duck
 from tocsin.store.storage.local import LocalStorage
@@ -82,7 +82,7 @@ def archive(store: Store, telemetry: list[Record]) -> float:
     taken: list[Taken] = []
     size = 0
     for record in telemetry:
-        found = take(record, "telemetry")
+        found = read_record(record, "telemetry")
         assert found is not None
         taken.append(found[1])
         size += found[1].size_bytes

@@ -418,7 +418,7 @@ async def test_a_bus_with_a_long_path_has_its_doorbell_beside_it(
     doorbell = Doorbell(path)
     doorbell.ring(topic_mask(["topic"]))
     await bell.wait(timeout_s=10)
-    assert bell.take()
+    assert bell.pop()
     doorbell.close()
     bell.close()
     assert list(bell_folder(path).iterdir()) == []
@@ -433,7 +433,7 @@ async def test_an_opening_that_is_cancelled_leaves_nothing_open(
         begun.set()
         assert go_on.wait(SOON_S)
 
-    monkeypatch.setattr(Intake, "take_in", wait)
+    monkeypatch.setattr(Intake, "append_all", wait)
     process = psutil.Process()
     files, threads = process.num_fds(), threading.active_count()
     bus = world.bus()

@@ -86,17 +86,17 @@ def started(slurm: Slurm, job_id: str, restarts: int = 0) -> TargetJob:
 
 async def ended(made: Target, job: TargetJob) -> str:
     """Look until the job does not run any more: the last reason."""
-    found = await made.look(job)
+    found = await made.inspect(job)
     async with asyncio.timeout(120):
         while found.state == "running":
             await asyncio.sleep(0.2)
-            found = await made.look(job)
+            found = await made.inspect(job)
     assert found.state == "ended", found
     return found.reason
 
 
 async def state(made: Target, job: TargetJob) -> str:
-    return (await made.look(job)).state
+    return (await made.inspect(job)).state
 
 
 async def test_a_stopped_job_does_not_come_back_and_its_neighbours_go_on(slurm: Slurm) -> None:

@@ -75,7 +75,7 @@ def stop_now(**changes: object) -> None:
     rank = exit_points._rank
     assert rank is not None
     signer: StopSigner = getattr(StopSigner, "here")  # noqa: B009
-    rank.hear(signer.sign(signer.command("r1", rank.origin.incarnation, **changes)))
+    rank.receive(signer.sign(signer.command("r1", rank.origin.incarnation, **changes)))
 
 
 def three_times(folder: Path, train: Train, callback: Callable[[], Any]) -> tuple[Said, Said]:

@@ -37,7 +37,7 @@ async def test_a_job_is_suspended_and_has_ended_when_its_process_has(peers: Peer
     job = target_job(await peers.recorded(training))
     backend = peers.target()
     pod = job.scheduler.names["pod"]
-    assert await backend.look(job) == JobSeen("running", f"pod {pod} is Running")
+    assert await backend.inspect(job) == JobSeen("running", f"pod {pod} is Running")
 
     assert (await backend.stop(job)).result == "accepted"
 
@@ -45,7 +45,7 @@ async def test_a_job_is_suspended_and_has_ended_when_its_process_has(peers: Peer
     path = peers.path(training)
     await peers.until(lambda: "Suspended" in conditions(peers.cluster.get(path)), "suspended")
     await peers.until(lambda: training.told(job.scheduler), "it got SIGTERM")
-    seen = await backend.look(job)
+    seen = await backend.inspect(job)
     assert seen == JobSeen("running", f"pod {pod} is Running, being ended")
     assert (await backend.stop(job)).result == "accepted"
 
@@ -69,10 +69,10 @@ async def test_a_job_that_was_resumed_is_another_incarnation(peers: Peers) -> No
     assert peers.cluster.call("PATCH", path, {"spec": {"suspend": False}})[0] == 200
     second = target_job(await peers.recorded(training))
 
-    assert (await backend.look(first)).state == "replaced"
+    assert (await backend.inspect(first)).state == "replaced"
     assert (await backend.stop(first)).result == "refused"
     assert peers.cluster.get(path)["spec"]["suspend"] is False
-    assert (await backend.look(second)).state == "running"
+    assert (await backend.inspect(second)).state == "running"
     # A service that was started since has only the run's record.
     assert (await peers.target().stop(first)).result == "refused"
 
@@ -85,7 +85,7 @@ async def test_a_job_is_deleted_with_its_pods(peers: Peers) -> None:
     assert (await backend.stop(job)).result == "accepted"
 
     await peers.until(lambda: training.told(job.scheduler), "it got SIGTERM")
-    assert (await backend.look(job)).state == "running"
+    assert (await backend.inspect(job)).state == "running"
     assert (await backend.stop(job)).result == "accepted"
     training.save()
     seen = await peers.looked(backend, job, "ended", "replaced", "unknown")
@@ -94,7 +94,7 @@ async def test_a_job_is_deleted_with_its_pods(peers: Peers) -> None:
     pods = peers.cluster.get(f"/api/v1/namespaces/{NAMESPACE}/pods")["items"]
     assert pods == []
     # One that never saw it cannot tell it from a job of another cluster.
-    assert (await peers.target(op="delete").look(job)).state == "unknown"
+    assert (await peers.target(op="delete").inspect(job)).state == "unknown"
 
 
 @pytest.mark.parametrize("op", ["suspend", "delete"])
@@ -102,7 +102,7 @@ async def test_a_new_job_of_the_same_name_goes_on(peers: Peers, op: Operation) -
     training = peers.training()
     old = target_job(await peers.recorded(training))
     backend = peers.target(op=op)
-    assert (await backend.look(old)).state == "running"
+    assert (await backend.inspect(old)).state == "running"
     training.save()
     path = peers.path(training)
     peers.cluster.call("DELETE", f"{path}?propagationPolicy=Foreground")
@@ -112,9 +112,9 @@ async def test_a_new_job_of_the_same_name_goes_on(peers: Peers, op: Operation) -
     new = target_job(await peers.recorded(again))
 
     for target in (backend, peers.target(op=op)):
-        assert (await target.look(old)).state == "replaced"
+        assert (await target.inspect(old)).state == "replaced"
         assert (await target.stop(old)).result == "refused"
-    assert (await peers.target().look(new)).state == "running"
+    assert (await peers.target().inspect(new)).state == "running"
     assert peers.cluster.get(path)["spec"]["suspend"] is False
     assert not again.told(new.scheduler)
 
@@ -201,7 +201,7 @@ async def test_a_job_in_another_namespace_is_refused_without_a_request(peers: Pe
     backend = peers.target(namespaces=("other",))
 
     assert (await backend.stop(job)).result == "refused"
-    assert (await backend.look(job)).state == "unknown"
+    assert (await backend.inspect(job)).state == "unknown"
     assert peers.cluster.get(peers.path(training))["spec"]["suspend"] is False
 
 
@@ -236,7 +236,7 @@ async def test_the_rights_that_we_document_stop_one_kind_in_one_namespace(peers:
 
     # Neither another namespace nor a deletion, even if the configuration allows it.
     both = peers.target(token=token, namespaces=(NAMESPACE, "other"))
-    assert await both.look(theirs) == JobSeen("unknown", "403 Forbidden")
+    assert await both.inspect(theirs) == JobSeen("unknown", "403 Forbidden")
     assert await both.stop(theirs) == StopAsked("refused", "403 Forbidden")
     deleting = peers.target(op="delete", token=token)
     assert await deleting.stop(job) == StopAsked("refused", "403 Forbidden")
@@ -252,10 +252,10 @@ async def test_an_api_server_that_is_away_for_a_while(peers: Peers) -> None:
     training = peers.training()
     job = target_job(await peers.recorded(training))
     backend = peers.target()
-    assert (await backend.look(job)).state == "running"
+    assert (await backend.inspect(job)).state == "running"
     peers.cluster.stop("apiserver")
     try:
-        assert await backend.look(job) == JobSeen("unknown", "connection refused")
+        assert await backend.inspect(job) == JobSeen("unknown", "connection refused")
         assert await backend.stop(job) == StopAsked("failed", "connection refused")
     finally:
         peers.cluster.start_apiserver()
@@ -297,7 +297,7 @@ async def test_each_pod_of_an_indexed_job_names_the_same_job(peers: Peers) -> No
     await peers.until(
         lambda: peers.cluster.get(peers.path(training))["status"].get("failed"), "one has failed"
     )
-    assert (await backend.look(jobs[0])).state == "running"
+    assert (await backend.inspect(jobs[0])).state == "running"
     assert (await backend.stop(jobs[0])).result == "accepted"
     training.save()
     for job in jobs:
@@ -318,7 +318,7 @@ async def test_kinds_of_operators(
     token = granted(operators, kind, "patch" if op == "suspend" else "delete")
     await works(peers, peers.path(training), token)
     backend = peers.target(kind, op, token=token)
-    assert (await backend.look(jobs[0])).state == "running"
+    assert (await backend.inspect(jobs[0])).state == "running"
     if kind != "pytorchjob":
         # The Job below it is not what to suspend: its JobSet would resume it.
         below = await peers.target("job").stop(jobs[0])
@@ -329,7 +329,7 @@ async def test_kinds_of_operators(
 
     assert asked.result == "accepted", shown(operators.get(peers.path(training)))
     await peers.until(lambda: all(training.told(job.scheduler) for job in jobs), "all got SIGTERM")
-    assert (await backend.look(jobs[0])).state == "running"
+    assert (await backend.inspect(jobs[0])).state == "running"
     training.save()
     for job in jobs:
         if op == "suspend" or job is not jobs[0]:

@@ -85,7 +85,7 @@ def job_of(cluster: RealRay, environ: dict[str, str]) -> TargetJob:
 async def ended(cluster: RealRay, jobs: RayJobs, job: TargetJob) -> JobSeen:
     submission = job.scheduler.names["submission"]
     await asyncio.to_thread(wait_until, lambda: cluster.status(submission) != "RUNNING")
-    return await jobs.look(job)
+    return await jobs.inspect(job)
 
 
 async def test_the_job_that_was_meant_is_killed_after_3_s(
@@ -96,7 +96,7 @@ async def test_the_job_that_was_meant_is_killed_after_3_s(
     job = job_of(cluster, environ)
     assert job.scheduler.names["submission"] == "run-1"
     async with target_of(cluster) as jobs:
-        assert await jobs.look(job) == JobSeen("running", "RUNNING")
+        assert await jobs.inspect(job) == JobSeen("running", "RUNNING")
         assert await jobs.stop(job) == StopAsked("accepted", "asked to end it")
         assert await ended(cluster, jobs, job) == JobSeen("ended", "STOPPED")
         assert await jobs.stop(job) == StopAsked("accepted", "nothing was left to end: STOPPED")
@@ -106,7 +106,7 @@ async def test_the_job_that_was_meant_is_killed_after_3_s(
         assert (tmp_path / "a/asked").exists()
         assert not (tmp_path / "a/saved").exists()
         retry = job_of(cluster, other)
-        assert await jobs.look(retry) == JobSeen("running", "RUNNING")
+        assert await jobs.inspect(retry) == JobSeen("running", "RUNNING")
         assert psutil.pid_exists(int(other["PID"]))
         assert (await jobs.stop(retry)).result == "accepted"
         await ended(cluster, jobs, retry)
@@ -129,9 +129,9 @@ async def test_a_later_job_of_the_same_id_goes_on(
     job = job_of(cluster, cluster.submit(script, tmp_path / "d", "again"))
     earlier = target_job("ray", dict(job.scheduler.names), started_ms=job.started_ms - 120_000)
     async with target_of(cluster) as jobs:
-        assert (await jobs.look(earlier)).state == "replaced"
+        assert (await jobs.inspect(earlier)).state == "replaced"
         assert (await jobs.stop(earlier)).result == "refused"
-        assert await jobs.look(job) == JobSeen("running", "RUNNING")
+        assert await jobs.inspect(job) == JobSeen("running", "RUNNING")
         await jobs.stop(job)
         await ended(cluster, jobs, job)
 
@@ -143,9 +143,9 @@ async def test_a_driver_that_was_not_submitted_and_a_job_that_is_gone_are_unknow
     async with target_of(cluster) as jobs:
         # The cluster's own process is a driver of it.
         driver = target_job("ray", {"job": "01000000"})
-        assert (await jobs.look(driver)).state == "unknown"
+        assert (await jobs.inspect(driver)).state == "unknown"
         assert (await jobs.stop(driver)).result == "failed"
         await jobs.stop(job)
         await ended(cluster, jobs, job)
         cluster.ask("DELETE", "jobs/deleted")
-        assert await jobs.look(job) == JobSeen("unknown", "404 Not Found")
+        assert await jobs.inspect(job) == JobSeen("unknown", "404 Not Found")

@@ -32,7 +32,7 @@ class Farm:
     closed: int = 0
     at_stop: Callable[[], None] = lambda: None
 
-    async def look(self, job: TargetJob) -> JobSeen:
+    async def inspect(self, job: TargetJob) -> JobSeen:
         """See `Target`."""
         self.looks += 1
         if self.state == "away":

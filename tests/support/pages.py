@@ -104,7 +104,7 @@ def served_here(
         config.write_text(f"version: 1\nbus: {{url: '{bus}', prefix: {prefix}}}\n")
     url = bus or f"embedded:{bus_file}"
     context = read_context(config, url, environ=environ)
-    options = ServeOptions.of("127.0.0.1:0", token_file=token_file, by="ana@node-1")
+    options = ServeOptions.parse("127.0.0.1:0", token_file=token_file, by="ana@node-1")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         started = threading.Event()

@@ -140,8 +140,8 @@ def routing_of(
     kinds = {name: item.type for name, item in config.receivers.items()}
     kinds |= {name: address.config.type for name, address in named.items()}
 
-    def of_its_run(issue: Issue) -> list[tuple[str, str]]:
-        found = [] if addresses is None else addresses.of_run(issue.incarnation)
+    def addresses_of_its_run(issue: Issue) -> list[tuple[str, str]]:
+        found = [] if addresses is None else addresses.addresses_of(issue.incarnation)
         return [(address.name, address.config.type) for address in found]
 
     return Routing(
@@ -156,7 +156,7 @@ def routing_of(
             if item.send_resolved is not None
         },
         config.defaults.send_resolved,
-        of_its_run,
+        addresses_of_its_run,
         config.routes,
     )
 

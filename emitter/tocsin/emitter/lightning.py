@@ -110,7 +110,7 @@ class TocsinCallback(_Base):  # type: ignore[valid-type, misc]  # found when it 
             self._saving = stop.save
             return True
 
-        self._framework.begin(end_loop)
+        self._framework.start(end_loop)
 
     def on_train_batch_end(
         self,

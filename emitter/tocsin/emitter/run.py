@@ -135,7 +135,7 @@ class Run:
         if not self._finished:
             self._isolation.run(
                 "api",
-                self._say_after_begin,
+                self._report_after_start,
                 lambda: self._training().plan(total_steps, done_steps, "run.plan"),
             )
 
@@ -223,7 +223,7 @@ class Run:
             frame = frame_of(training.origin, numbers, kind[:64], at)
             training.frame(frame, urgent=bool(frame.counts[:, 2:].any()))
 
-        self._isolation.run("api", self._say, send)
+        self._isolation.run("api", self._report, send)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -265,7 +265,7 @@ class Run:
         if self._finished:
             return
         self._finished = True
-        self._isolation.run("last values", self._say_early)
+        self._isolation.run("last values", self._report_early)
         self._session.end(outcome)
         torch_patches = sys.modules.get("tocsin.emitter.hooks.torch_patches")
         if torch_patches is not None:
@@ -290,19 +290,19 @@ class Run:
             self.finish("failed")
 
     def _training(self) -> Training:
-        training = self._session.begin(*ranks_here())
+        training = self._session.start(*ranks_here())
         self._session.announce({})
         return training
 
-    def _say_after_begin(self, call: Callable[[], None]) -> None:
+    def _report_after_start(self, call: Callable[[], None]) -> None:
         """Do it now, or once a training has begun: its model and optimizer are not known before."""
         torch_patches = sys.modules.get("tocsin.emitter.hooks.torch_patches")
         if torch_patches is not None and self._session.training is None:
             self._keep(call)
         else:
-            self._say(call)
+            self._report(call)
 
-    def _say(self, call: Callable[[], None]) -> None:
+    def _report(self, call: Callable[[], None]) -> None:
         """Do it now, or once the ranks of this job know which training they are in."""
         if self._session.training is None and ranks_to_come(os.environ):
             self._keep(call)
@@ -323,7 +323,7 @@ class Run:
         if torch_patches is not None and self._session.training is None:
             self._keep(row)
             return False
-        self._say(row)
+        self._report(row)
         return torch_patches is None or torch_patches.hooks.capture is None
 
     def _row(self, columns: list[str], numbers: list[float], step: int | None) -> None:
@@ -344,7 +344,7 @@ class Run:
     def _mark(self, name: str, edge: str, duration_s: float | None) -> None:
         if self._finished:
             return
-        self._say(lambda: self._training().phase(str(name), edge, duration_s))
+        self._report(lambda: self._training().phase(str(name), edge, duration_s))
         watching = user_values.watching()
         if watching is not None:
             watching.phases.named(str(name), edge, time.perf_counter())
@@ -354,7 +354,7 @@ class Run:
         if watching is not None:
             user_values.add_loss(watching, self._session.training, name, number)
         else:
-            self._say(lambda: self._loss_row(name, float(number)))
+            self._report(lambda: self._loss_row(name, float(number)))
 
     def _loss_row(self, name: str, number: float) -> None:
         training = self._training()
@@ -363,7 +363,7 @@ class Run:
     def _data(self, data: NamedData) -> None:
         watching = user_values.watching()
         if watching is not None:
-            user_values.look_at(watching, self._session.training, data)
+            user_values.sample(watching, self._session.training, data)
 
     def _name_model(self, model: torch.nn.Module) -> None:
         from tocsin.emitter.hooks import torch_patches
@@ -375,6 +375,6 @@ class Run:
 
         torch_patches.hooks.preferred = weakref.ref(optimizer)
 
-    def _say_early(self) -> None:
+    def _report_early(self) -> None:
         if self._session.early:
             self._training()

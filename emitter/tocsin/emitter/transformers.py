@@ -76,7 +76,7 @@ class TocsinCallback(TrainerCallback):  # type: ignore[misc]  # transformers has
             self._stopping, self._saving = True, stop.save
             return True
 
-        self._framework.begin(end_loop)
+        self._framework.start(end_loop)
 
     def on_step_end(
         self, args: object, state: object, control: Control, **kwargs: object

@@ -32,18 +32,18 @@ class BusClock:
         """Whether the end of a partition of these was never asked for."""
         return any(record.partition not in self._ends for record in records)
 
-    def heard(self, records: Iterable[Record], now_ms: int) -> None:
-        """Take records that were polled just now. Call it before `asked` of the same round."""
+    def observe(self, records: Iterable[Record], now_ms: int) -> None:
+        """Records that were polled just now. Call it before `observe_ends` of the same round."""
         for record in records:
             age_ms = now_ms - record.append_ms
             if record.offset >= self._ends.get(record.partition, record.offset + 1):
-                self._take(age_ms, now_ms)
+                self._admit(age_ms, now_ms)
             elif self._first is None:
                 self._first = now_ms, age_ms
             else:
                 self._first = self._first[0], min(self._first[1], age_ms)
 
-    def asked(self, ends: Mapping[Partition, int]) -> None:
+    def observe_ends(self, ends: Mapping[Partition, int]) -> None:
         """What lies behind these ends was appended later than now."""
         self._ends.update(ends)
 
@@ -56,7 +56,7 @@ class BusClock:
             known = [self._first[1]]
         return min(known, default=0)
 
-    def _take(self, age_ms: int, now_ms: int) -> None:
+    def _admit(self, age_ms: int, now_ms: int) -> None:
         if self._least is None or not 0 <= now_ms - self._window_ms < WINDOW_MS:
             self._least_before, self._least, self._window_ms = self._least, age_ms, now_ms
         else:

@@ -177,7 +177,7 @@ class Wiring:
         """Before the next poll, go back to these offsets."""
         self._refetch.update(offsets)
 
-    def look_at(self, partitions: Collection[Partition]) -> None:
+    def check_positions(self, partitions: Collection[Partition]) -> None:
         """Before the next poll, look where it goes on in these."""
         self._to_look = frozenset(partitions)
 
@@ -217,7 +217,7 @@ class Wiring:
             # It is being looked for, or the partition is about to go.
             return 0
 
-    async def take_partitions(self, partitions: Collection[Partition]) -> None:
+    async def restore_partitions(self, partitions: Collection[Partition]) -> None:
         """Restore the state of input partitions, unless ours is what was committed last.
 
         One reader for all of them: on Kafka each costs a connection.
@@ -234,7 +234,7 @@ class Wiring:
         for number in sorted({p.number for p in partitions}):
             mine = [p for p in partitions if p.number == number]
             committed: Offsets = {p.topic: await consumer.committed(p) for p in mine}
-            if not self._positions.take_back(number, committed):
+            if not self._positions.unpark_if_unchanged(number, committed):
                 fresh[number] = committed
         if not fresh:
             return
@@ -250,7 +250,7 @@ class Wiring:
             for number, row in rows.items():
                 await self._owner.in_thread(service.restore, number, row)
 
-        ahead = {} if self._standby is None else self._standby.take(belongs)
+        ahead = {} if self._standby is None else self._standby.pop(belongs)
         whole_read = await read_whole(self._bus, list(belongs), sink, ahead=ahead)
         self._following.update({p: whole_read.ends[p] for p in followed})
         for number, committed in fresh.items():

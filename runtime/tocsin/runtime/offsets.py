@@ -67,16 +67,16 @@ class Positions:
 
     def start(self, number: int, committed: Offsets) -> None:
         """This partition is ours and restored."""
-        self._forget_gaps(number)
+        self._drop_gaps(number)
         self._owned[number] = Owned(dict(committed), dict(committed))
 
-    def take_back(self, number: int, committed: Offsets) -> bool:
+    def unpark_if_unchanged(self, number: int, committed: Offsets) -> bool:
         """Take a parked partition back, if nobody went on with it meanwhile."""
         parked = self._parked.pop(number, None)
         if parked is None or not parked.committed == committed == parked.next:
             return False
         parked.since_ms = None
-        self._forget_gaps(number)
+        self._drop_gaps(number)
         self._owned[number] = parked
         return True
 
@@ -166,7 +166,7 @@ class Positions:
         self._gaps.discard(gap)
         return True
 
-    def _forget_gaps(self, number: int) -> None:
+    def _drop_gaps(self, number: int) -> None:
         self._gaps = {gap for gap in self._gaps if gap[0].number != number}
 
     def caught_up(

@@ -34,15 +34,15 @@ class PrometheusMetrics(Metrics):
 
     def add(self, name: str, amount: float = 1, **labels: str) -> None:
         """See `Metrics`."""
-        self._of(name, labels).inc(amount)
+        self._metric(name, labels).inc(amount)
 
     def set(self, name: str, value: float, **labels: str) -> None:
         """See `Metrics`."""
-        self._of(name, labels).set(value)
+        self._metric(name, labels).set(value)
 
     def observe(self, name: str, seconds: float, **labels: str) -> None:
         """See `Metrics`."""
-        self._of(name, labels).observe(seconds)
+        self._metric(name, labels).observe(seconds)
 
     def value(self, name: str, **labels: str) -> float:
         """One sample, as it is named in `text`; 0 if it was never counted."""
@@ -52,7 +52,7 @@ class PrometheusMetrics(Metrics):
         """See `Metrics`."""
         return generate_latest(self._registry).decode()
 
-    def _of(self, name: str, labels: Mapping[str, str]) -> Any:
+    def _metric(self, name: str, labels: Mapping[str, str]) -> Any:
         part = self._parts[name]
         return part.labels(**labels) if labels or METRICS[name].labels else part
 

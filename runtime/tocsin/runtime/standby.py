@@ -97,10 +97,10 @@ class NewestRecords:
                 self._drop(record.partition)
                 kept = self._kept[record.partition] = _Kept()
             kept.position = record.offset + 1
-            self._take(kept, record)
+            self._apply(kept, record)
         return frozenset(self._trim())
 
-    def take(self, partitions: Collection[Partition]) -> Mapping[Partition, Ahead]:
+    def pop(self, partitions: Collection[Partition]) -> Mapping[Partition, Ahead]:
         """What was read of these, which are followed no more. Without those not read at all."""
         taken = {}
         for partition in self.partitions.intersection(partitions):
@@ -111,7 +111,7 @@ class NewestRecords:
                 taken[partition] = Ahead(newest, kept.position)
         return taken
 
-    def _take(self, kept: _Kept, record: Record) -> None:
+    def _apply(self, kept: _Kept, record: Record) -> None:
         before = kept.records.get(record.key)
         order = 0 if record.value is None else self._order(record)
         if before is not None and record.value is not None and order < before[0]:
@@ -178,9 +178,9 @@ class Standby:
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"tocsin-{self._name}-standby")
 
-    def take(self, partitions: Collection[Partition]) -> Mapping[Partition, Ahead]:
+    def pop(self, partitions: Collection[Partition]) -> Mapping[Partition, Ahead]:
         """What was read of partitions that are assigned now."""
-        taken = self._kept.take(partitions)
+        taken = self._kept.pop(partitions)
         self._taken = True
         self._publish()
         return taken

@@ -45,7 +45,7 @@ class Progress:
     stuck_ms: int = STUCK_MS
     _since: dict[Partition, tuple[int, int]] = field(default_factory=dict)
 
-    def look(
+    def observe(
         self, positions: Mapping[Partition, int], ends: Mapping[Partition, int], now_ms: int
     ) -> Partition | None:
         """The partition that has more and has not moved for `stuck_ms`; None: there is none."""

@@ -234,7 +234,7 @@ class Worker:
                             continue  # it has left the group while it was waiting for the ends
                     self._round_done.clear()
                     behind = self._positions.behind(ends)
-                    self._wiring.look_at(behind)
+                    self._wiring.check_positions(behind)
                     if not behind and self._service.settled():
                         if self._checkpoints.saved:
                             return True
@@ -268,9 +268,9 @@ class Worker:
             await self._work()
         self.last_round_ms = self.alive_ms = self._sure_ms = self._clock.now_ms()
         self._round_done.set()
-        await self._look_for_progress(self.last_round_ms)
+        await self._check_progress(self.last_round_ms)
 
-    async def _look_for_progress(self, now_ms: int) -> None:
+    async def _check_progress(self, now_ms: int) -> None:
         """Whether each partition moves: records of one say nothing about another. Raises
         WedgedConsumer, BusUnavailable."""
         if now_ms - self._looked_ms < LOOK_MS:
@@ -286,7 +286,7 @@ class Worker:
             if end > positions[partition]:
                 reached = await self._wiring.reached(partition)
                 positions[partition] = max(positions[partition], reached)
-        stuck = self._progress.look(positions, ends, now_ms)
+        stuck = self._progress.observe(positions, ends, now_ms)
         if stuck is not None:
             raise WedgedConsumer(
                 f"nothing came of {stuck.topic} partition {stuck.number} for "
@@ -322,8 +322,8 @@ class Worker:
         records, beside = self._wiring.drain()
         if records:
             self._crash("polled")
-        self._bus_clock.heard(records, now_ms)
-        self._bus_clock.asked(ends)
+        self._bus_clock.observe(records, now_ms)
+        self._bus_clock.observe_ends(ends)
         ahead_ms, lag_ms = self._bus_clock.ahead_ms(now_ms), None
         if records:
             # The bus's clock may be ahead of ours: nothing was read before it was appended.
@@ -337,7 +337,7 @@ class Worker:
         )
         self._wiring.refetch(refetch | past)
         if ends:
-            self._wiring.look_at(self._count_lag(ends))
+            self._wiring.check_positions(self._count_lag(ends))
         fresh = [*self._skipped.released(), *fresh]
         if records or fresh or moved:
             self._checkpoints.changed(now_ms)
@@ -436,7 +436,7 @@ class Worker:
             try:
                 gone = self._positions.unpark({p.number for p in partitions})
                 await self.in_thread(self._service.release, gone)
-                await self._wiring.take_partitions(partitions)
+                await self._wiring.restore_partitions(partitions)
                 await self._wiring.follow()
             except BusUnavailable as error:
                 self._complain(names.BUS_AWAY, "partitions not restored, joining again", error)

@@ -117,7 +117,7 @@ def hours_of(view: RunView, hours: float | None, how: str, prices: PricesConfig)
     """So many hours of the devices of a training; `how` they were found, or why they are None."""
     ranks = max(1, view.world_size)
     if view.devices:
-        each = [(prices.of_device(name), count) for name, count in view.devices.items()]
+        each = [(prices.device_price(name), count) for name, count in view.devices.items()]
     else:
         each = [(prices.cpu, ranks)]
     cost: float | None = None

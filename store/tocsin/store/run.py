@@ -321,10 +321,10 @@ class Run:
         """The answers of all that its numbers come from: files, then frames. A file that was merged
         into another meanwhile is looked for again."""
 
-        def asked() -> list[T]:
+        def answers() -> list[T]:
             return [ask(one) for one in (self._nodes() if of_nodes else self._sources())]
 
-        return despite_merges(asked, self._reload, of=f"run {self.run_id}")
+        return despite_merges(answers, self._reload, of=f"run {self.run_id}")
 
     def _stored_events(self, kind: str | None = None) -> list[Event[Data]]:
         stored = self._stored
@@ -343,7 +343,7 @@ class Run:
 
     def _sources(self) -> Sequence[Source]:
         """Of the chosen incarnation, the older first."""
-        return self._of(self.incarnation)
+        return self._sources_of(self.incarnation)
 
     def _nodes(self) -> Sequence[Source]:
         """As `_sources`; of all incarnations if that one has no samples: the sampler of a node may
@@ -351,9 +351,11 @@ class Run:
         own = self._sources()
         if any(source.nodes() for source in own):
             return own
-        return [source for incarnation in self.incarnations for source in self._of(incarnation)]
+        return [
+            source for incarnation in self.incarnations for source in self._sources_of(incarnation)
+        ]
 
-    def _of(self, incarnation: str) -> list[Source]:
+    def _sources_of(self, incarnation: str) -> list[Source]:
         found: list[Source] = []
         if self._stored is not None and (source := self._stored.source(incarnation)) is not None:
             found.append(source)

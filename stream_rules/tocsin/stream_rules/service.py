@@ -23,7 +23,7 @@ from tocsin.schemas.errors import ConfigurationError, RecordError
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.issues import issue_event
 from tocsin.schemas.records.snapshots import Snapshot
-from tocsin.schemas.records.stops.commands import LookCloser, look_closer_key
+from tocsin.schemas.records.stops.commands import LookCloser, detail_request_key
 from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 from tocsin.stream_rules.catalogue import RuleCatalogue
@@ -169,13 +169,13 @@ class RulesService(Service):
             self._waiting.extend(
                 (partition, run_id, next_offset or 0) for run_id in self._saved.runs(partition)
             )
-            self._take_up_waiting()
+            self._adopt_waiting()
 
-    def _take_up_waiting(self) -> None:
+    def _adopt_waiting(self) -> None:
         while self._waiting and self._at_once > 0:
             partition, run_id, next_offset = self._waiting.popleft()
             if self._saved.has(partition, run_id):
-                self._take_up(partition, run_id, next_offset)
+                self._adopt_run(partition, run_id, next_offset)
                 self._at_once -= 1
         if self._waiting:
             self._nudge()
@@ -192,7 +192,7 @@ class RulesService(Service):
         for number in partitions:
             self._views.pop(number, None)
 
-    def _take_up(self, partition: int, run_id: str, next_offset: int) -> None:
+    def _adopt_run(self, partition: int, run_id: str, next_offset: int) -> None:
         outlived = self._saved.outlived(partition, run_id)
         snapshots = self._saved.pop(partition, run_id)
         if snapshots:
@@ -242,7 +242,7 @@ class RulesService(Service):
             number = record.partition.number
             run_id = record.key.decode(errors="replace")
             if self._saved.has(number, run_id):
-                self._take_up(number, run_id, record.offset)
+                self._adopt_run(number, run_id, record.offset)
             if self._customs is not None:
                 self._customs.feed(record)
             try:
@@ -255,7 +255,7 @@ class RulesService(Service):
             ended_s = self._times.wall_s()
             self._fairness.spent((number, run_id), ended_s - began_s)
             began_s = ended_s
-        self._take_up_waiting()
+        self._adopt_waiting()
         if self._fairness.round(tick.now_ms, tick.lag_ms):
             self._be_fair(tick.now_ms)
         for number, caught_up in tick.caught_up.items():
@@ -280,7 +280,7 @@ class RulesService(Service):
         if decision.action == "shed":
             run.shed(decision.tier, decision.why)
         else:
-            run.judge_again(decision.tier)
+            run.evaluate_again(decision.tier)
         logger.warning(
             "summaries of tier %d: %s",
             decision.tier,
@@ -398,7 +398,7 @@ class RulesService(Service):
         gone = [Outgoing(partition, f"{run_id}/{name}".encode(), None) for name in names]
         if run.state.looked_ms is not None:
             control = Partition(self._topics.control, issue_partition(run_id))
-            gone.append(Outgoing(control, look_closer_key(run_id).encode(), None))
+            gone.append(Outgoing(control, detail_request_key(run_id).encode(), None))
         return gone
 
     def _saw_view(self, record: Record) -> None:

@@ -36,21 +36,21 @@ async def stopped(peers: Peers, kind: KindName, op: Operation) -> None:
     backend = KubernetesBackend(
         KubernetesTarget(type="kubernetes", kind=kind, op=op, namespaces=(NAMESPACE,)), api
     )
-    assert (await backend.look(job)).state == "running"
+    assert (await backend.inspect(job)).state == "running"
     assert (await backend.stop(job)).result == "accepted"
     await peers.until(lambda: training.told(scheduler), "it got SIGTERM")
-    assert (await backend.look(job)).state == "running"
+    assert (await backend.inspect(job)).state == "running"
     training.save()
     # The looks in between are not recorded: how many there are differs.
     kept = list(recording.exchanges)
     await peers.looked(backend, job, "ended")
     recording.exchanges[:] = kept
-    assert (await backend.look(job)).state == "ended"
+    assert (await backend.inspect(job)).state == "ended"
     assert (await backend.stop(job)).result == "accepted"
     if op == "suspend" and kind == "job":
         peers.cluster.call("PATCH", peers.path(training), {"spec": {"suspend": False}})
         await peers.recorded(training)
-        assert (await backend.look(job)).state == "replaced"
+        assert (await backend.inspect(job)).state == "replaced"
         assert (await backend.stop(job)).result == "refused"
     await backend.close()
     recording.save(f"{op}-{kind}")

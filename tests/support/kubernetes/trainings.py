@@ -151,7 +151,7 @@ class Peers:
     async def looked(self, backend: KubernetesBackend, job: TargetJob, *states: str) -> JobSeen:
         """What the target shows as soon as it is one of these."""
         deadline = time.monotonic() + HANGS_S
-        while (seen := await backend.look(job)).state not in states:
+        while (seen := await backend.inspect(job)).state not in states:
             assert time.monotonic() < deadline, f"not within {HANGS_S:g} s: {states}, but {seen}"
             await asyncio.to_thread(self.kubelet.step)
         return seen

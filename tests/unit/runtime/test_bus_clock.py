@@ -18,11 +18,11 @@ def at(offset: int, append_ms: int) -> Record:
 def test_a_clock_that_is_ahead_is_known_from_records_that_were_just_appended() -> None:
     clock = BusClock()
     assert clock.unknown([at(0, APPEND_MS)])
-    clock.asked({P0: 1})
+    clock.observe_ends({P0: 1})
     assert not clock.unknown([at(0, APPEND_MS)])
     for offset in range(1, 4):
         append_ms = APPEND_MS + 10_000 * offset
-        clock.heard([at(offset, append_ms)], append_ms + AHEAD_MS + 5 * offset)
+        clock.observe([at(offset, append_ms)], append_ms + AHEAD_MS + 5 * offset)
     assert clock.ahead_ms(APPEND_MS) == AHEAD_MS + 5
 
     positions = Positions(["t"])
@@ -36,8 +36,8 @@ def test_a_clock_that_is_ahead_is_known_from_records_that_were_just_appended() -
 
 def test_a_clock_that_is_behind_delays_nothing() -> None:
     clock = BusClock()
-    clock.asked({P0: 0})
-    clock.heard([at(0, APPEND_MS)], APPEND_MS - 5_000)
+    clock.observe_ends({P0: 0})
+    clock.observe([at(0, APPEND_MS)], APPEND_MS - 5_000)
     assert clock.ahead_ms(APPEND_MS) == -5_000
     positions = Positions(["t"])
     positions.start(0, {"t": 1})
@@ -49,16 +49,16 @@ def test_old_records_count_for_a_short_time_only() -> None:
     clock = BusClock()
     assert clock.ahead_ms(0) == 0
     now_ms = APPEND_MS + 3_600_000
-    clock.heard([at(0, APPEND_MS - 7), at(1, APPEND_MS)], now_ms)
+    clock.observe([at(0, APPEND_MS - 7), at(1, APPEND_MS)], now_ms)
     assert clock.ahead_ms(now_ms) == 3_600_000
     assert clock.ahead_ms(now_ms + SETTLING_MS) == 0, "the run may be silent for ever"
 
 
 def test_a_clock_that_was_set_right_is_believed_after_two_windows() -> None:
     clock = BusClock()
-    clock.asked({P0: 0})
-    clock.heard([at(0, APPEND_MS)], APPEND_MS + 3)
+    clock.observe_ends({P0: 0})
+    clock.observe([at(0, APPEND_MS)], APPEND_MS + 3)
     for count in range(1, 4):
         append_ms = APPEND_MS + count * WINDOW_MS
-        clock.heard([at(count, append_ms)], append_ms + AHEAD_MS)
+        clock.observe([at(count, append_ms)], append_ms + AHEAD_MS)
     assert clock.ahead_ms(APPEND_MS) == AHEAD_MS

@@ -39,7 +39,7 @@ def by_length(record: Record) -> int:
 
 def kept(newest: NewestRecords, place: Partition = PLACE) -> dict[bytes, int]:
     """Key and offset of what it has."""
-    return {record.key: record.offset for record in newest.take({place})[place].records}
+    return {record.key: record.offset for record in newest.pop({place})[place].records}
 
 
 def snapshot(rule: str, next_offset: int) -> bytes:
@@ -73,7 +73,7 @@ def test_a_restore_from_a_standby_is_one_from_the_topic(written: list[Written], 
     newest = NewestRecords(build_rules_service(TOPICS).order_of, limit_bytes=MUCH)
     newest.follow({PLACE})
     newest.saw(records[:seen])
-    ahead = newest.take({PLACE}).get(PLACE, Ahead((), 0))
+    ahead = newest.pop({PLACE}).get(PLACE, Ahead((), 0))
 
     whole, resumed = SavedStates(), SavedStates()
     for record in records:
@@ -101,7 +101,7 @@ def test_over_the_limit_the_largest_partition_is_left_out_whole() -> None:
     assert newest.saw([state(1, b"c", bytes(1_000))]) == {PLACE}
     assert newest.partitions == {OTHER}
     newest.saw([state(2, b"d", bytes(1_000))])
-    assert PLACE not in newest.take({PLACE}), "it is read from its beginning then"
+    assert PLACE not in newest.pop({PLACE}), "it is read from its beginning then"
     assert kept(newest, OTHER) == {b"b": 0}
 
 
@@ -194,7 +194,7 @@ async def test_it_follows_what_others_own_and_survives_a_bus_that_is_away(
     await write(bus, [(b"a", 1)])
     one.start()
     await until(lambda: one._reader is not None)
-    assert not one.take({PLACE}), "it is ours"
+    assert not one.pop({PLACE}), "it is ours"
 
     owned.clear()
     await until(lambda: metrics.value(names.STANDBY_BYTES, service="fold") > 0)
@@ -208,7 +208,7 @@ async def test_it_follows_what_others_own_and_survives_a_bus_that_is_away(
     await until(lambda: one._reader not in (None, reader), what="another reader")
     await write(bus, [(b"a", 2), (b"b", 1)])
     await until(lambda: one._kept.starts()[PLACE] == From.offset(3))
-    assert [record.offset for record in one.take({PLACE})[PLACE].records] == [1, 2]
+    assert [record.offset for record in one.pop({PLACE})[PLACE].records] == [1, 2]
     await one.close()
 
 
@@ -222,7 +222,7 @@ async def test_what_was_taken_for_a_take_over_that_failed_is_read_again(
     one.start()
     for _ in range(2):
         await until(lambda: metrics.value(names.STANDBY_BYTES, service="fold") > 0)
-        assert one.take({PLACE})
+        assert one.pop({PLACE})
         assert metrics.value(names.STANDBY_BYTES, service="fold") == 0
     await one.close()
 
@@ -238,7 +238,7 @@ async def test_what_has_no_room_is_reported_and_not_read_again(
     await until(lambda: metrics.value(names.STANDBY_LEFT_OUT, service="fold") == 1)
     await until(lambda: one._reader is not None and PLACE not in one._kept.partitions)
     assert metrics.value(names.STANDBY_BYTES, service="fold") == 0
-    assert not one.take({PLACE})
+    assert not one.pop({PLACE})
     await one.close()
 
 
@@ -256,5 +256,5 @@ async def test_an_error_of_ours_ends_it_and_nothing_else(
     assert one._task.done()
     assert one._reader is None
     assert "not standing by any more" in caplog.text
-    assert not one.take({PLACE})
+    assert not one.pop({PLACE})
     await one.close()

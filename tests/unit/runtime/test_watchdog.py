@@ -15,20 +15,20 @@ A, B = Partition("t", 0), Partition("t", 1)
 def test_a_partition_that_has_more_and_does_not_move_is_found() -> None:
     progress = Progress()
     ends = {A: 10, B: 5}
-    assert progress.look({A: 3, B: 5}, ends, 0) is None
-    assert progress.look({A: 3, B: 5}, ends, STUCK_MS - 1) is None
-    assert progress.look({A: 4, B: 5}, ends, STUCK_MS) is None, "it moves"
-    assert progress.look({A: 4, B: 5}, ends, 2 * STUCK_MS - 1) is None
-    assert progress.look({A: 4, B: 5}, ends, 2 * STUCK_MS) == A
+    assert progress.observe({A: 3, B: 5}, ends, 0) is None
+    assert progress.observe({A: 3, B: 5}, ends, STUCK_MS - 1) is None
+    assert progress.observe({A: 4, B: 5}, ends, STUCK_MS) is None, "it moves"
+    assert progress.observe({A: 4, B: 5}, ends, 2 * STUCK_MS - 1) is None
+    assert progress.observe({A: 4, B: 5}, ends, 2 * STUCK_MS) == A
 
 
 def test_one_without_lag_or_that_was_given_up_is_not_stuck() -> None:
     progress = Progress()
-    progress.look({A: 3}, {A: 10}, 0)
-    assert progress.look({A: 10}, {A: 10}, STUCK_MS) is None
-    progress.look({A: 3}, {A: 10}, 2 * STUCK_MS)
-    assert progress.look({}, {A: 10}, 3 * STUCK_MS) is None
-    assert progress.look({A: 3}, {A: 10}, 4 * STUCK_MS) is None, "it came back just now"
+    progress.observe({A: 3}, {A: 10}, 0)
+    assert progress.observe({A: 10}, {A: 10}, STUCK_MS) is None
+    progress.observe({A: 3}, {A: 10}, 2 * STUCK_MS)
+    assert progress.observe({}, {A: 10}, 3 * STUCK_MS) is None
+    assert progress.observe({A: 3}, {A: 10}, 4 * STUCK_MS) is None, "it came back just now"
 
 
 async def ended(alive: object, *, watched_for: float) -> list[int]:

@@ -160,7 +160,7 @@ async def test_where_a_poll_began_counts_once_it_has_returned(bus: EmbeddedBus) 
     await wiring._stop_poll("input")
     assert wiring.looked() == {place: 9}
     assert not wiring.looked()
-    wiring.look_at({place})
+    wiring.check_positions({place})
     wiring.drop({place})
     await wiring.join()
     await wiring._stop_poll("input")
@@ -212,7 +212,7 @@ async def test_a_consumer_that_returns_nothing_ends_the_worker(
     worker = make(bus, FoldService(TOPICS), clock=clock)
     task = asyncio.create_task(worker.run())
     await worker.ready.wait()
-    monkeypatch.setattr(EmbeddedConsumer, "_look", nothing)
+    monkeypatch.setattr(EmbeddedConsumer, "_fetch", nothing)
     await send(bus, "run-1", numbers(1, 2, 3))
     await looks(worker, task, clock, 2 + STUCK_MS // LOOK_MS)
     async with asyncio.timeout(SOON_S):
@@ -226,7 +226,7 @@ async def test_a_partition_that_returns_nothing_ends_the_worker_while_others_are
 ) -> None:
     stuck = Partition(TOPICS.telemetry, telemetry_partition("run-1"))
     assert telemetry_partition("run-2") != stuck.number
-    read = EmbeddedReader._look
+    read = EmbeddedReader._fetch
 
     async def all_but_one(self: EmbeddedReader, max_records: int) -> Sequence[Record]:
         held = self._positions.pop(stuck, None)
@@ -240,7 +240,7 @@ async def test_a_partition_that_returns_nothing_ends_the_worker_while_others_are
     worker = make(bus, service, clock=clock, metrics=metrics)
     task = asyncio.create_task(worker.run())
     await worker.ready.wait()
-    monkeypatch.setattr(EmbeddedReader, "_look", all_but_one)
+    monkeypatch.setattr(EmbeddedReader, "_fetch", all_but_one)
     await send(bus, "run-1", numbers(1, 2, 3))
     for number in range(2 + STUCK_MS // LOOK_MS):
         await send(bus, "run-2", numbers(number))
@@ -267,7 +267,7 @@ async def test_a_partition_that_waits_for_its_turn_does_not_end_the_worker(
     worker = make(bus, FoldService(TOPICS), clock=clock)
     async with running(worker) as task:
         await worker.ready.wait()
-        monkeypatch.setattr(EmbeddedReader, "_look", others)
+        monkeypatch.setattr(EmbeddedReader, "_fetch", others)
         await send(bus, "run-1", numbers(1, 2, 3))
         await looks(worker, task, clock, 2 + STUCK_MS // LOOK_MS)
         assert not task.done()

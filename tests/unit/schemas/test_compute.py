@@ -90,8 +90,8 @@ def test_prices_are_configured() -> None:
     config, problems = check_config("version: 1\nprices: {per_hour: {H100: 2.5}, cpu: 0.1}\n", "f")
     assert problems == []
     assert config is not None
-    assert config.prices.of_device("NVIDIA H100 PCIe") == 2.5
-    assert config.prices.of_device("other") is None
+    assert config.prices.device_price("NVIDIA H100 PCIe") == 2.5
+    assert config.prices.device_price("other") is None
 
     _, problems = check_config("version: 1\nprices: {per_hour: {H100: -1}, cpus: 1}\n", "f")
 

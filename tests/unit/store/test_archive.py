@@ -39,7 +39,7 @@ from tocsin.store.archive.retention import (
     too_much,
 )
 from tocsin.store.archive.service import ArchiveService, FlushPolicy
-from tocsin.store.archive.taking import take
+from tocsin.store.archive.taking import read_record
 from tocsin.store.archive.upkeep import Upkeep
 from tocsin.store.config import store_problems
 from tocsin.store.errors import DamagedStore, StoreError, StoreUnavailable
@@ -93,7 +93,9 @@ def write(
     run_id: str = "run-1",
     crash: Callable[[str], None] = no_crash,
 ) -> None:
-    taken = [found[1] for found in (take(record, "telemetry") for record in records) if found]
+    taken = [
+        found[1] for found in (read_record(record, "telemetry") for record in records) if found
+    ]
     flush(store, run_id, "telemetry", taken, runs_topic=TOPICS.runs, now_ms=1, crash=crash)
 
 
@@ -615,7 +617,7 @@ def answers(run: MadeRun) -> list[Taken]:
         for offset, one in enumerate(run.others)
         if one.partition.topic == TOPICS.issues
     ]
-    return [found[1] for found in (take(record, "issues") for record in made) if found]
+    return [found[1] for found in (read_record(record, "issues") for record in made) if found]
 
 
 def test_the_first_file_of_a_family_stays_that_is_written_during_a_deletion(

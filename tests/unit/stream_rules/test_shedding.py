@@ -213,7 +213,7 @@ def test_only_finite_summaries_of_the_steps_and_tiers_that_were_decided_are_left
         top = shedding.top_step
         out = {one for one in out if one[0] != tier or one[1] <= top}
         if begins and tier not in shedding.tiers:
-            shedding.begin(tier, "")
+            shedding.start(tier, "")
         elif not begins:
             shedding.end(tier)
         if begins:
@@ -224,10 +224,10 @@ def test_only_finite_summaries_of_the_steps_and_tiers_that_were_decided_are_left
 
 def test_a_span_that_goes_on_is_not_forgotten_for_later_ones() -> None:
     shedding = Shedding()
-    shedding.begin(2, "much of it")
+    shedding.start(2, "much of it")
     for step in range(2 * MAX_SPANS):
         shedding.saw(step)
-        shedding.begin(1, "more")
+        shedding.start(1, "more")
         shedding.end(1)
     assert len(shedding.spans) == MAX_SPANS
     assert shedding.tiers == {2}
@@ -294,7 +294,7 @@ def told(
             if out:
                 run.shed(tier, "a test")
             else:
-                run.judge_again(tier)
+                run.evaluate_again(tier)
         if restart_every is not None and (at % restart_every == 0 or at in changes):
             saved = run.snapshots(next_offset=at, clock_ms=record.append_ms, software="")
             engine = PartitionEngine(specs)

@@ -84,11 +84,11 @@ class Decisions:
         if isinstance(issue, IssueOngoing) and not issue.muted:
             if issue.turned_critical:
                 asked = {item.action for item in planned}
-                planned += [item for item in _told(noticed) if item.action not in asked]
+                planned += [item for item in _notified(noticed) if item.action not in asked]
             else:
                 planned += self._late(issue, noticed, known, now_ms)
         checked = [self._checked(item, issue, known, now_ms) for item in planned]
-        return [*checked, *self._asked(checked)]
+        return [*checked, *self._question(checked)]
 
     def notified(self, issue: Issue, noticed: Mapping[str, Noticed]) -> list[Planned]:
         """Who is notified of the end of an issue: those who were notified of its start."""
@@ -114,7 +114,7 @@ class Decisions:
         mine = OpenIssue(issue.issue_id, issue_labels(issue))
         return inhibited(self.inhibit, mine, others, self.routing.place)
 
-    def _asked(self, planned: Sequence[Planned]) -> Iterator[Planned]:
+    def _question(self, planned: Sequence[Planned]) -> Iterator[Planned]:
         """The receiver that gets the question whether to stop, unless it gets the issue anyway."""
         for item in planned:
             via = None if item.asks is None or item.options is None else item.options.approve.via
@@ -168,7 +168,7 @@ class Decisions:
     def _routed(self, issue: Issue, noticed: Mapping[str, Noticed]) -> Iterator[Planned]:
         """Who was notified of an issue, each with the route that would notify them now."""
         routes = {item.action: item.route for item in self.routing.notices(issue)}
-        for item in _told(noticed):
+        for item in _notified(noticed):
             yield replace(item, route=routes.get(item.action))
 
     def _sends_resolved(self, item: Planned) -> bool:
@@ -183,7 +183,7 @@ class Decisions:
                 yield replace(item, occasion=LATE)
 
 
-def _told(noticed: Mapping[str, Noticed]) -> Iterator[Planned]:
+def _notified(noticed: Mapping[str, Noticed]) -> Iterator[Planned]:
     """The receivers that were notified of an issue, as they were asked for then."""
     for action, seen in noticed.items():
         if seen.told:

@@ -55,7 +55,7 @@ class Routing:
         """
         if isinstance(issue, IssueOngoing) and not issue.turned_critical:
             changed = issue.stop_released or issue.raised_from is not None
-            return [p for p in self._of_rule(issue) if changed and p.kind == STOP]
+            return [p for p in self._planned_by_rule(issue) if changed and p.kind == STOP]
         planned = self._all(issue)
         if issue.muted:
             planned = [item for item in planned if item.kind == STOP]
@@ -82,16 +82,16 @@ class Routing:
 
     def _all(self, issue: Issue) -> list[Planned]:
         planned: dict[str, Planned] = {}
-        named = [*self._of_rule(issue), *self._of_notify(issue)]
+        named = [*self._planned_by_rule(issue), *self._planned_by_notify(issue)]
         for item in [*named, *self._another(issue, named)]:
             planned.setdefault(item.action, item)
         return sorted(planned.values(), key=lambda item: item.kind != STOP)
 
-    def _of_rule(self, issue: Issue) -> list[Planned]:
+    def _planned_by_rule(self, issue: Issue) -> list[Planned]:
         actions = self._actions(issue)
         if actions is not None:
             return [item for action in actions for item in self._entry(action, issue)]
-        planned = self._of_routes(issue)
+        planned = self._planned_by_routes(issue)
         if issue.severity == "critical" and issue.stop_worthy and _may_stop(issue):
             where = "default: stop for critical issues that are stop-worthy"
             planned.append(self._stop(where, None))
@@ -104,10 +104,10 @@ class Routing:
             stops = _may_stop(issue) and _worth_it(issue, options)
             return [self._stop(where, options)] if stops else []
         if action.receiver is None:
-            return self._of_routes(issue)
+            return self._planned_by_routes(issue)
         return [Planned(action.receiver, self.kind_of(action.receiver), where)]
 
-    def _of_routes(self, issue: Issue) -> list[Planned]:
+    def _planned_by_routes(self, issue: Issue) -> list[Planned]:
         found = routed(self.routes, issue_labels(issue), issue.severity, self.place)
         return [
             Planned(one.receiver, self.kind_of(one.receiver), one.decided_by, route=one.route)
@@ -137,7 +137,7 @@ class Routing:
     def _stop(self, decided_by: str, options: StopOptions | None) -> Planned:
         return Planned(STOP, STOP, decided_by, options or StopOptions(), self.stops_off)
 
-    def _of_notify(self, issue: Issue) -> list[Planned]:
+    def _planned_by_notify(self, issue: Issue) -> list[Planned]:
         if issue.severity not in _NOTIFIED:
             return []
         named = [*((name, self.kind_of(name)) for name in self.notify), *self.notify_of(issue)]

@@ -230,7 +230,7 @@ class ActionsService(Service):
         """See `Service`: the ledger is on the bus, so what is due may be sent."""
         self._now_ms = now_ms
         await self._due.start(now_ms, self._owned)
-        self._digests.begin()
+        self._digests.start()
         self._metrics.set(names.PENDING, self._ledger.open())
         self._unsaved = False
         self._round.set()

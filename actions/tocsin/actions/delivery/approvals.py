@@ -24,7 +24,7 @@ MAX_ANSWERS: Final = 10_000
 """Answers that are remembered before their stop is known; the oldest are forgotten first."""
 
 
-def asked(stop: Delivery, options: ApproveOptions, why: str, now_ms: int) -> Delivery:
+def pending_approval(stop: Delivery, options: ApproveOptions, why: str, now_ms: int) -> Delivery:
     """A new stop that waits for people."""
     until_ms = now_ms + options.timeout // timedelta(milliseconds=1)
     approval = Approval(

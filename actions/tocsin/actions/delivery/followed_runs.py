@@ -49,7 +49,7 @@ class FollowedRuns:
         """A run by its newest view; None if nothing is known of it."""
         return self._view.seen.get(run_id)
 
-    def of_issue(self, issue: Issue) -> RunSeen | None:
+    def run_of(self, issue: Issue) -> RunSeen | None:
         """The run of an issue; None if no view can know of that training yet."""
         run = self.get(issue.run_id)
         if run is not None and is_behind(run, issue):

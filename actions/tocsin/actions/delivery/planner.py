@@ -16,7 +16,7 @@ from tocsin.actions.decision.open_issues import OpenIssues
 from tocsin.actions.decision.planned import STOP, Held, Planned
 from tocsin.actions.decision.silences import Silence
 from tocsin.actions.decision.stop_guards import HOUR_MS, Fleet
-from tocsin.actions.delivery.approvals import asked
+from tocsin.actions.delivery.approvals import pending_approval
 from tocsin.actions.delivery.control_records import ControlRecords
 from tocsin.actions.delivery.feedback import issue_after, planned_after
 from tocsin.actions.delivery.followed_runs import FollowedRuns
@@ -55,7 +55,7 @@ class Intent:
         stop = stop.model_copy(update={"issue_event": from_json(self.event.encode())})
         if planned.asks is None:
             return stop
-        return asked(stop, options.approve, planned.asks, now_ms)
+        return pending_approval(stop, options.approve, planned.asks, now_ms)
 
     def _entry(self, event: Event[Any], give_up_ms: int, now_ms: int) -> Delivery:
         return new_delivery(

@@ -58,7 +58,7 @@ class StopDecisions:
         """Why a run is not stopped for an issue of that age; None if it is to be."""
         if other := self._ledger.other_stop(issue.run_id, issue.incarnation, identity):
             return other
-        run = self._runs.of_issue(issue)
+        run = self._runs.run_of(issue)
         return why_no_stop(run, issue.incarnation, delivery_id=identity, age_ms=age_ms)
 
     def settled(self, now_ms: int) -> Iterator[Change]:

@@ -104,7 +104,7 @@ class Digests:
 
     @property
     def wanted(self) -> bool:
-        """Whether `begin` has something to do."""
+        """Whether `start` has something to do."""
         return bool(self._wanted)
 
     def next_due_ms(self) -> int | None:
@@ -115,7 +115,7 @@ class Digests:
         due_ms = min((self._now_ms // every_ms + 1) * every_ms for every_ms in lengths)
         return min(due_ms, self._not_before_ms) if self._not_before_ms > self._now_ms else due_ms
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Read those that are due; in the event loop."""
         wanted, self._wanted = self._wanted, ()
         for due in wanted:

@@ -41,7 +41,7 @@ def digest_of(view: RunsView, due: DueDigest, elsewhere: Collection[str] = ()) -
         runs=tuple(map(_line, newest[:MOST_RUNS])),
         more_runs=max(0, len(newest) - MOST_RUNS),
         issues=sum(_in(due, one.onset_ms or one.at_ms) for one in issues),
-        open=sum(view.open(one) and _of_now(one, runs[one.run_id]) for one in issues),
+        open=sum(view.open(one) and _is_current(one, runs[one.run_id]) for one in issues),
         sent=sum(_sent(one, due.receiver) for one in mine),
         suppressed=Counter(
             one.held
@@ -90,7 +90,7 @@ def _ran(run: RunSeen, view: RunView, due: DueDigest) -> bool:
     return view.started_ms < due.until_ms and run.view_ms >= due.from_ms
 
 
-def _of_now(issue: Issue, view: RunView) -> bool:
+def _is_current(issue: Issue, view: RunView) -> bool:
     return view.state == "running" and view.incarnation == issue.incarnation
 
 

@@ -134,7 +134,7 @@ def message_for(notice: Notice) -> Message:
         RecordError: the notice holds no issue.
     """
     if notice.delivery.occasion == DIGEST:
-        return _of_digest(notice.delivery, digest_of(notice.delivery))
+        return _digest_message(notice.delivery, digest_of(notice.delivery))
     found = gravest_first(notice)
     issue, delivery = found[0]
     stake = notice.stake if issue.run_id == notice.delivery.run_id else None
@@ -147,7 +147,7 @@ def message_for(notice: Notice) -> Message:
         headline = f"{how.capitalize()}. {message.headline}"
         message = replace(message, title=title, headline=headline)
     if notice.others:
-        message = _of_several(message, [one for one, _ in found])
+        message = _message_about_several(message, [one for one, _ in found])
     link = notice.answer_url(delivery)
     commands = () if link else _commands(issue, delivery)
     page = notice.page_url(delivery)
@@ -208,7 +208,7 @@ def _rank(issue: Issue) -> tuple[int, bool, int]:
     return -grave, issue.consequence_of is not None, issue.onset_ms
 
 
-def _of_several(message: Message, issues: Sequence[Issue]) -> Message:
+def _message_about_several(message: Message, issues: Sequence[Issue]) -> Message:
     """A message about the first of these issues, with a row for each of the others."""
     first, *others = issues
     runs = len({issue.run_id for issue in issues})
@@ -231,7 +231,7 @@ def _of_several(message: Message, issues: Sequence[Issue]) -> Message:
     )
 
 
-def _of_digest(delivery: Delivery, digest: Digest) -> Message:
+def _digest_message(delivery: Delivery, digest: Digest) -> Message:
     length = format_duration(timedelta(milliseconds=digest.until_ms - digest.from_ms))
     runs = counted(digest.all_runs, "run")
     if digest.open:

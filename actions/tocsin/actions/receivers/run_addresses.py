@@ -22,7 +22,7 @@ class RunAddresses:
         self._read = read
         self._of: Mapping[str, Sequence[str]] = {}
 
-    def of_run(self, incarnation: str) -> list[Address]:
+    def addresses_of(self, incarnation: str) -> list[Address]:
         """The addresses for the issues of an incarnation. May block."""
         if incarnation not in self._of:
             self._of = self._read()

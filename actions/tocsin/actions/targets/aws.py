@@ -65,9 +65,9 @@ class AwsJobs:
         self._region = region
         self._make = make
 
-    async def look(self, job: TargetJob) -> JobSeen:
+    async def inspect(self, job: TargetJob) -> JobSeen:
         """Show whether the job still runs."""
-        return await asyncio.to_thread(self._look, job)
+        return await asyncio.to_thread(self._inspect, job)
 
     async def stop(self, job: TargetJob) -> StopAsked:
         """Look, and ask the service to end the job if it is this incarnation."""
@@ -76,7 +76,7 @@ class AwsJobs:
     async def close(self) -> None:
         """Nothing stays open."""
 
-    def _look(self, job: TargetJob) -> JobSeen:
+    def _inspect(self, job: TargetJob) -> JobSeen:
         seen, _ = self._described(job)
         return seen
 

@@ -88,10 +88,10 @@ async def attempt(target: Target, notice: Notice) -> Outcome:
     job = job_of(stop)
     try:
         async with asyncio.timeout(LONGEST_S):
-            seen = await target.look(job)
+            seen = await target.inspect(job)
             if seen.state != "running" or stop.backend.asked_ms is not None:
                 return _seen(seen)
-            return _asked(await target.stop(job))
+            return _outcome(await target.stop(job))
     except TimeoutError:
         return Outcome(failure="timeout", backend="unknown")
 
@@ -118,7 +118,7 @@ def _seen(seen: JobSeen) -> Outcome:
     return Outcome(later=text, backend="running" if seen.state == "running" else "unknown")
 
 
-def _asked(asked: StopAsked) -> Outcome:
+def _outcome(asked: StopAsked) -> Outcome:
     text = clip(asked.reason, 300)
     if asked.result == "accepted":
         return Outcome(later=text, backend="asked")

@@ -82,7 +82,7 @@ class StopAsked:
     """What came of asking a backend to end the job.
 
     Attributes:
-        result: `accepted`: it was asked, and `look` will show the end;
+        result: `accepted`: it was asked, and `inspect` will show the end;
             `refused`: it will not do it, however often it is asked;
             `failed`: it may work later: the backend is away, or has too much to do.
         reason: why, one line.
@@ -98,7 +98,7 @@ class Target(Protocol):
     """One backend of a service, in its event loop. Neither method raises or waits for ever: each
     bounds its own calls, and what fails becomes a value."""
 
-    async def look(self, job: TargetJob) -> JobSeen:
+    async def inspect(self, job: TargetJob) -> JobSeen:
         """Show whether the job still runs. Called before `stop`, and after it until the end."""
         ...
 

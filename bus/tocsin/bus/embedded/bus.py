@@ -85,7 +85,7 @@ class EmbeddedProducer:
 
         def job(db: sqlite3.Connection) -> Sequence[int]:
             # What was acknowledged to a training before comes before.
-            intake.take_in(db, connection.catalogue)
+            intake.append_all(db, connection.catalogue)
             offsets = append(db, connection.catalogue, records, clock())
             doorbell.ring(mask)
             return offsets
@@ -164,7 +164,7 @@ class EmbeddedBus:
             intake = Intake(self.path, doorbell, self._clock)
             with suppress(BusUnavailable):
                 # Busy: it is taken in a moment later.
-                await control.run(lambda db: intake.take_in(db, control.catalogue))
+                await control.run(lambda db: intake.append_all(db, control.catalogue))
         except BaseException:
             # Else each attempt of one that tries again leaves a thread and two files open.
             if doorbell is not None:
@@ -229,9 +229,9 @@ class EmbeddedBus:
         connection = await self._connect("reader")
         reader = EmbeddedReader(connection, lambda: Bell.hang(self.path, topics), intake)
         self._keep(reader)
-        self._start("intake", self._take_in)
+        self._start("intake", self._run_intake)
         try:
-            await reader.begin(start)
+            await reader.start(start)
         except BaseException:
             await reader.close()
             raise
@@ -263,12 +263,12 @@ class EmbeddedBus:
             if only is None:
                 await consumer.join()
             else:
-                await consumer.begin_only(only)
+                await consumer.start_only(only)
         except BaseException:
             await consumer.close()
             raise
         self._start("beat", self._beat)
-        self._start("intake", self._take_in)
+        self._start("intake", self._run_intake)
         self._start("maintenance", self._keep_house)
         return consumer
 
@@ -324,7 +324,7 @@ class EmbeddedBus:
         if name not in self._tasks:
             self._tasks[name] = asyncio.create_task(work(), name=f"tocsin-bus-{name}")
 
-    async def _take_in(self) -> None:
+    async def _run_intake(self) -> None:
         """Take in what trainings write, as it comes."""
         control, _, intake = self._open()
         turn, bell = Turn(self.path), None
@@ -337,9 +337,9 @@ class EmbeddedBus:
                         bell = None
                     if bell is None:
                         bell = Bell.hang(self.path, {SPOOL})
-                    bell.take()
+                    bell.pop()
                 try:
-                    await control.run(lambda db: intake.take_in(db, control.catalogue))
+                    await control.run(lambda db: intake.append_all(db, control.catalogue))
                     failing = False
                 except (BusUnavailable, UnusableBus) as error:
                     level = logging.DEBUG if failing else logging.WARNING

@@ -136,20 +136,20 @@ class BusFile:
         # A file that we did not make may be anything.
         ours = self.create and self._lock.exists()
         try:
-            return self._look()
+            return self._open_current()
         except sqlite3.Error as error:
             if not (ours and damage.is_damage(error)):
                 raise
         with self._exclusive():
             # Once more, while nobody makes it.
             try:
-                return self._look()
+                return self._open_current()
             except sqlite3.Error as error:
                 if damage.is_damage(error) and damage.set_aside(self.path, error):
                     return None
                 raise
 
-    def _look(self) -> sqlite3.Connection | None:
+    def _open_current(self) -> sqlite3.Connection | None:
         db, ready = self.connect(), False
         try:
             ready = self._is_ready(db)

@@ -109,7 +109,7 @@ class Bell:
         self._socket = sock
         self._rung = asyncio.Event()
         if sock is not None:
-            asyncio.get_running_loop().add_reader(sock.fileno(), self._hear)
+            asyncio.get_running_loop().add_reader(sock.fileno(), self._receive)
 
     @classmethod
     def hang(cls, path: Path, topics: Iterable[str]) -> Self:
@@ -142,8 +142,8 @@ class Bell:
         """
         return self._socket is not None and self._path.exists()
 
-    def take(self) -> bool:
-        """Whether it rang since the last `take`."""
+    def pop(self) -> bool:
+        """Whether it rang since the last `pop`."""
         rung = self._rung.is_set()
         self._rung.clear()
         return rung
@@ -169,7 +169,7 @@ class Bell:
             remove_socket(self._path.name, dir_fd=self._fd)
         os.close(self._fd)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         if self._socket is not None:
             with suppress(BlockingIOError):
                 while True:

@@ -48,7 +48,7 @@ class Intake:
         self._doorbell = doorbell
         self._clock = clock
 
-    def take_in(self, db: sqlite3.Connection, catalogue: TopicCatalogue) -> None:
+    def append_all(self, db: sqlite3.Connection, catalogue: TopicCatalogue) -> None:
         """Append all that was written to spools by now, and wake the readers."""
         try:
             names = sorted(filter(is_segment, os.listdir(self._folder)))
@@ -65,9 +65,9 @@ class Intake:
             has_successor = name.partition("-")[0] == following.partition("-")[0]
             # Spools that cannot be read now stay as they are.
             with suppress(OSError):
-                self._take_segment(db, catalogue, name, positions.get(name, 0), has_successor)
+                self._append_segment(db, catalogue, name, positions.get(name, 0), has_successor)
 
-    def _take_segment(
+    def _append_segment(
         self,
         db: sqlite3.Connection,
         catalogue: TopicCatalogue,
@@ -85,7 +85,7 @@ class Intake:
             finished = has_successor or _is_abandoned(file)
             while (size := os.fstat(file).st_size) > position:
                 before = position
-                position = self._take_chunk(db, catalogue, name, file, size)
+                position = self._append_chunk(db, catalogue, name, file, size)
                 if position <= before:
                     break
             if finished:
@@ -96,7 +96,7 @@ class Intake:
         finally:
             os.close(file)
 
-    def _take_chunk(
+    def _append_chunk(
         self, db: sqlite3.Connection, catalogue: TopicCatalogue, name: str, file: int, size: int
     ) -> int:
         """Append the next entries in one transaction; the position behind them."""
@@ -109,7 +109,7 @@ class Intake:
             data = os.pread(file, min(CHUNK_BYTES, max(0, size - position)), position)
             parsed = parse(data)
             for entry in parsed.entries:
-                topics |= self._take_entry(db, catalogue, entry)
+                topics |= self._append_entry(db, catalogue, entry)
             after = position + parsed.used
             if parsed.rest == "damaged" and parsed.used == 0:
                 # The writer begins another segment when it sees that this one was changed.
@@ -128,7 +128,7 @@ class Intake:
             self._doorbell.ring(topic_mask(topics))
         return after
 
-    def _take_entry(
+    def _append_entry(
         self, db: sqlite3.Connection, catalogue: TopicCatalogue, entry: Entry
     ) -> set[str]:
         """Within the caller's transaction; the topics that were written."""

@@ -86,7 +86,7 @@ def _work(db: sqlite3.Connection, budget: _Budget, now_ms: int) -> Maintenance:
     if done:
         compacted, done = _compact(db, budget, now_ms)
     if done:
-        offsets, done = _forget_offsets(db, budget)
+        offsets, done = _drop_offsets(db, budget)
     if done:
         pages, done = _vacuum(db, budget)
     return Maintenance(expired, compacted, offsets, pages, not done)
@@ -139,7 +139,7 @@ def _compact(db: sqlite3.Connection, budget: _Budget, now_ms: int) -> tuple[int,
             return count, False
 
 
-def _forget_offsets(db: sqlite3.Connection, budget: _Budget) -> tuple[int, bool]:
+def _drop_offsets(db: sqlite3.Connection, budget: _Budget) -> tuple[int, bool]:
     """Drop the offsets of groups without members of which all that was read before has expired.
 
     Whoever comes back begins at the same record, the earliest there is. A run has groups of its

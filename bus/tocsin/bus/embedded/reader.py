@@ -52,7 +52,7 @@ class EmbeddedReader:
         self._looked_s = float("-inf")
         self._closed = False
 
-    async def begin(self, start: Mapping[Partition, From]) -> None:
+    async def start(self, start: Mapping[Partition, From]) -> None:
         """Find the places to start from. Raises UnknownTopic."""
         self._positions = await self._places(start)
 
@@ -61,14 +61,14 @@ class EmbeddedReader:
         deadline = time.monotonic() + timeout_s
         while True:
             self._check_open()
-            if self._bell.take() or time.monotonic() - self._looked_s >= self._look_s():
-                records = await self._look(max_records)
+            if self._bell.pop() or time.monotonic() - self._looked_s >= self._fetch_interval_s():
+                records = await self._fetch(max_records)
                 if records:
                     return records
             left = deadline - time.monotonic()
             if left <= 0:
                 return ()
-            next_look = self._looked_s + self._look_s() - time.monotonic()
+            next_look = self._looked_s + self._fetch_interval_s() - time.monotonic()
             await self._bell.wait(max(0.0, min(left, next_look)))
 
     async def seek(self, partition: Partition, start: From) -> None:
@@ -89,7 +89,7 @@ class EmbeddedReader:
         connection, intake = self._connection, self._intake
 
         def job(db: sqlite3.Connection) -> Mapping[Partition, int]:
-            intake.take_in(db, connection.catalogue)
+            intake.append_all(db, connection.catalogue)
             return log.ends(db, connection.catalogue, partitions)
 
         return await connection.run(job)
@@ -107,7 +107,7 @@ class EmbeddedReader:
         self._bell.close()
         await self._connection.close()
 
-    def _look_s(self) -> float:
+    def _fetch_interval_s(self) -> float:
         return LOOK_S if self._bell.works else LOOK_UNBELLED_S
 
     def _check_open(self) -> None:
@@ -129,7 +129,7 @@ class EmbeddedReader:
             }
         )
 
-    async def _look(self, max_records: int) -> Sequence[Record]:
+    async def _fetch(self, max_records: int) -> Sequence[Record]:
         """What is there now; turns the order of the partitions, so that a full one cannot starve
         the others.
         """
@@ -198,7 +198,7 @@ class EmbeddedConsumer(EmbeddedReader):
         self._settled = False
         self.polled_s = time.monotonic()
 
-    async def begin_only(self, only: Sequence[Partition]) -> None:
+    async def start_only(self, only: Sequence[Partition]) -> None:
         """Take these partitions without membership. Raises UnknownTopic."""
         self._positions = await self._committed_places(frozenset(only))
 
@@ -264,10 +264,10 @@ class EmbeddedConsumer(EmbeddedReader):
         await self._connection.run(lambda db: groups.join(db, group, member, topics, now_ms))
         self._doorbell.ring(self._mask)
 
-    async def _look(self, max_records: int) -> Sequence[Record]:
+    async def _fetch(self, max_records: int) -> Sequence[Record]:
         if self.member is not None:
             await self._settle(self.member)
-        return await super()._look(max_records)
+        return await super()._fetch(max_records)
 
     async def _settle(self, member: str) -> None:
         """Bring what it owns closer to its share. The listener is notified on the way."""

@@ -168,7 +168,7 @@ def _decode(body: bytes) -> Entry:
 def _records(body: bytes) -> Iterator[Outgoing]:
     at = 9
 
-    def take(size: int) -> bytes:
+    def read(size: int) -> bytes:
         nonlocal at
         part, at = body[at : at + size], at + size
         if at > len(body):
@@ -176,10 +176,10 @@ def _records(body: bytes) -> Iterator[Outgoing]:
         return part
 
     while at < len(body):
-        topic_size, number, key_size, headers_size, value_size = _RECORD.unpack(take(_RECORD.size))
-        topic, key = take(topic_size).decode(), take(key_size)
-        headers = unpack_headers(take(headers_size))
-        value = None if value_size == _NO_VALUE else take(value_size)
+        topic_size, number, key_size, headers_size, value_size = _RECORD.unpack(read(_RECORD.size))
+        topic, key = read(topic_size).decode(), read(key_size)
+        headers = unpack_headers(read(headers_size))
+        value = None if value_size == _NO_VALUE else read(value_size)
         yield Outgoing(Partition(topic, number), key, value, headers)
 
 
@@ -215,7 +215,7 @@ class Spool:
             for batch in _batches(records):
                 data = encode(Entry(now_ms, batch))
                 if not self._is_mine() or self._size >= self._segment_bytes:
-                    self._begin_segment()
+                    self._start_segment()
                 self._write(data)
         except OSError as error:
             self.close()
@@ -242,7 +242,7 @@ class Spool:
             return False
         return os.path.samestat(mine, there) and mine.st_size == self._size
 
-    def _begin_segment(self) -> None:
+    def _start_segment(self) -> None:
         self.close()
         make_folder(self._path)
         make_private(self._folder)

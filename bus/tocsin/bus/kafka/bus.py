@@ -216,7 +216,7 @@ class KafkaBus:
         reader = KafkaReader(client, self._require, request_s=self._request_s)
         self._keep(reader)
         try:
-            await reader.begin(start)
+            await reader.start(start)
         except BaseException:
             await reader.close()
             raise

@@ -267,7 +267,7 @@ class KafkaReader:
         self._request_s = request_s
         self._closed = False
 
-    async def begin(self, start: Mapping[Partition, From]) -> None:
+    async def start(self, start: Mapping[Partition, From]) -> None:
         """Take the partitions and find the places to start from. Raises BusUnavailable."""
         places = {TopicPartition(*partition): place for partition, place in start.items()}
         self._client.assign(list(places))

@@ -140,7 +140,7 @@ class KafkaConsumer(KafkaReader):
             self._check_open()
             if self._late and time.monotonic() - self._looked_s >= LATE_TOPIC_S:
                 await self.subscribe()
-            await self._tell()
+            await self._notify()
             left = max(0.0, deadline - time.monotonic())
             if self._late:
                 left = min(left, LATE_TOPIC_S)
@@ -175,7 +175,7 @@ class KafkaConsumer(KafkaReader):
         self._bridge.close()
         await super().close()
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         """Tell the listener what has changed, in order."""
         while self._bridge.changes:
             change = self._bridge.changes[0]

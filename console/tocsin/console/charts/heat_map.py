@@ -85,7 +85,7 @@ def heat_map(
         plot.drawn.append(nothing(plot))
         return plot.render(across, kind="heat-map", facts=["No values"])
     edges, cells = _columns(places, cells, across.start, across.end, combine)
-    colours = _Colours.of(cells, limits, logarithmic)
+    colours = _Colours.for_cells(cells, limits, logarithmic)
     up = (inside.bottom - inside.top) / len(names)
     plot.drawn.append(_cell_paths(colours.levels(cells), edges, inside.top, up))
     every = max(1, -(-11 // max(int(up), 1)))
@@ -115,7 +115,7 @@ class _Colours:
         self.low, self.high, self.logarithmic = low, high, logarithmic
 
     @classmethod
-    def of(
+    def for_cells(
         cls, cells: Floats, limits: tuple[float, float] | None, logarithmic: bool | None
     ) -> _Colours:
         shown = cells[np.isfinite(cells)]

@@ -95,7 +95,7 @@ def bus_show(
     from_ms = since_ms(since, unix_ms())
     context = read_context(config, bus)
 
-    async def look() -> tuple[str, list[TopicState], dict[str, int] | None]:
+    async def read_topics() -> tuple[str, list[TopicState], dict[str, int] | None]:
         async with context.open_bus(create=False) as opened:
             states = await opened.show(context.topics.specs())
             counts = None
@@ -104,7 +104,7 @@ def bus_show(
                 counts = await count_since(opened, there, from_ms)
             return opened.url, list(states), counts
 
-    url, states, counts = asyncio.run(look())
+    url, states, counts = asyncio.run(read_topics())
     if json_output:
         typer.echo(topics_json(url, states, counts=counts))
     else:

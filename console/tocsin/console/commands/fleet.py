@@ -60,7 +60,7 @@ OfRunOption = Annotated[
 ]
 
 
-def _of(role: str, who: str) -> typer.models.OptionInfo:
+def _principals(role: str, who: str) -> typer.models.OptionInfo:
     option: typer.models.OptionInfo = typer.Option(
         f"--{role}", metavar="PRINCIPAL", help=f"{who}; may be repeated.", show_default=False
     )
@@ -68,14 +68,19 @@ def _of(role: str, who: str) -> typer.models.OptionInfo:
 
 
 def bus_acls(
-    trainer: Annotated[list[str] | None, _of("trainer", "Who trains, such as User:train")] = None,
-    rules: Annotated[list[str] | None, _of("rules", "Of the rules workers")] = None,
-    actions: Annotated[list[str] | None, _of("actions", "Of action workers")] = None,
-    archive: Annotated[list[str] | None, _of("archive", "Of archive workers")] = None,
-    reader: Annotated[list[str] | None, _of("reader", "With read access only")] = None,
-    stopper: Annotated[list[str] | None, _of("stopper", "Who looks, and stops runs")] = None,
+    trainer: Annotated[
+        list[str] | None, _principals("trainer", "Who trains, such as User:train")
+    ] = None,
+    rules: Annotated[list[str] | None, _principals("rules", "Of the rules workers")] = None,
+    actions: Annotated[list[str] | None, _principals("actions", "Of action workers")] = None,
+    archive: Annotated[list[str] | None, _principals("archive", "Of archive workers")] = None,
+    reader: Annotated[list[str] | None, _principals("reader", "With read access only")] = None,
+    stopper: Annotated[
+        list[str] | None, _principals("stopper", "Who looks, and stops runs")
+    ] = None,
     operator: Annotated[
-        list[str] | None, _of("operator", "Who also answers issues, redrives and releases rules")
+        list[str] | None,
+        _principals("operator", "Who also answers issues, redrives and releases rules"),
     ] = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="Give the rights, instead of printing commands.")

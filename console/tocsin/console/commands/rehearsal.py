@@ -260,7 +260,7 @@ def _telemetry(
     from tocsin.console.context import read_context
     from tocsin.console.fleet.dump import is_dump
     from tocsin.console.fleet.past_telemetry import Span
-    from tocsin.console.fleet.rehearsal import of_bus, of_dump, of_store
+    from tocsin.console.fleet.rehearsal import past_in_store, past_of_dump, past_on_bus
 
     from_ms = 0 if since is None else time_ms("--from", since)
     to_ms = None if until is None else time_ms("--to", until)
@@ -268,16 +268,16 @@ def _telemetry(
     if archived:
         if run is None or file is not None:
             raise ConfigurationError("--archived needs --run, and no --file")
-        return of_store(read_context(config, bus, store=store), span, run)
+        return past_in_store(read_context(config, bus, store=store), span, run)
     if store is not None:
         raise ConfigurationError("--store is of use with --archived")
     if file is not None and is_dump(file):
-        return of_dump(file, span)
+        return past_of_dump(file, span)
     if file is not None and run is not None:
         raise ConfigurationError(f"{file}: --run needs a dump of `tocsin bus dump`")
     if run is None:
         return None
-    return asyncio.run(of_bus(read_context(config, bus), span, unix_ms()))
+    return asyncio.run(past_on_bus(read_context(config, bus), span, unix_ms()))
 
 
 def _events(

@@ -61,7 +61,7 @@ def serve(
     from tocsin.console.page.server import serve as run
     from tocsin.console.services.log import log_to_stderr
 
-    options = ServeOptions.of(http, token_file=token_file, names=host_name or (), by=by)
+    options = ServeOptions.parse(http, token_file=token_file, names=host_name or (), by=by)
     log_to_stderr()
     context = read_viewing_context(config, bus, store=store)
     run(

@@ -73,7 +73,7 @@ def compare(first: Source, second: Source, conditions: Sequence[Condition] = ())
         Undecided: one cannot be judged.
     """
     a, b = RunNumbers(first), RunNumbers(second)
-    judged = [_judge(a, b, condition) for condition in conditions]
+    judged = [_evaluate(a, b, condition) for condition in conditions]
     found = differences(a, b)
     shown = (measure(a, b, name) for name in SHOWN)
     measures = [one for one in shown if one is not None]
@@ -120,7 +120,7 @@ def holds(condition: Condition, measured: Measured) -> bool:
     return low > condition.change if condition.sign == ">" else high < condition.change
 
 
-def _judge(a: RunNumbers, b: RunNumbers, condition: Condition) -> Judged:
+def _evaluate(a: RunNumbers, b: RunNumbers, condition: Condition) -> Judged:
     measured = measure(a, b, condition.measure)
     if measured is None:
         raise unknown_measure(condition, measure_names(a, b))

@@ -129,13 +129,13 @@ def starts_and_ends(runs: RunsView) -> list[TimedEvent]:
     for view in (view for run in runs.seen.values() for view in run.views.values()):
         over = view.model_copy(update={"stop": None, "ranks": (), "rules": {}, "capture": None})
         began = {"state": "running", "ended_ms": None, "outcome": None, "exit_code": None}
-        found.append(_told(over.model_copy(update=began), view.started_ms))
+        found.append(_view_event(over.model_copy(update=began), view.started_ms))
         if view.ended_ms is not None:
-            found.append(_told(over, view.ended_ms))
+            found.append(_view_event(over, view.ended_ms))
     return found
 
 
-def _told(view: RunView, at_ms: int) -> TimedEvent:
+def _view_event(view: RunView, at_ms: int) -> TimedEvent:
     name = f"{view.run_id}/{view.incarnation}/{view.state}"
     return at_ms, Event.wrap(view, id=name[:200], source="/replay", time_ms=at_ms)
 

@@ -76,7 +76,7 @@ async def redrive(
     if letter_id is not None:
         wanted: Sequence[Letter] = [choose_letter(contents.letters, letter_id)]
     else:
-        wanted = _of_receiver(contents.letters, receiver)
+        wanted = _for_receiver(contents.letters, receiver)
     records: list[Outgoing] = []
     for letter in wanted:
         found = _records(letter, contents, topics, by=by, now_ms=now_ms)
@@ -108,7 +108,7 @@ def as_json(result: Redriven) -> str:
     return json.dumps({"version": 1, "sent": result.sent, "skipped": result.skipped}, indent=2)
 
 
-def _of_receiver(letters: Sequence[Letter], receiver: str | None) -> Sequence[Letter]:
+def _for_receiver(letters: Sequence[Letter], receiver: str | None) -> Sequence[Letter]:
     if receiver is None:
         return letters
     found = [one for one in letters if one.delivery is not None and one.delivery.action == receiver]

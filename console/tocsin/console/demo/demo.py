@@ -195,13 +195,13 @@ class Demo:
             for one in ended:
                 self._show(one, await self._moments(bus, one, receiver, mailbox))
             for mail in mailbox.mails:
-                self._say(f"mail {mail.subject!r}: {mail.html}")
+                self._print(f"mail {mail.subject!r}: {mail.html}")
         for one in ended:
             if one.report.exists():
-                self._say(f"report of {one.scenario.name}: {one.report}")
+                self._print(f"report of {one.scenario.name}: {one.report}")
         if self._embedded:
-            self._say(f"look around: tocsin issues --bus {self._url}")
-        self._say(f"records: {self._url}; configuration, summaries and logs: {self._folder}")
+            self._print(f"look around: tocsin issues --bus {self._url}")
+        self._print(f"records: {self._url}; configuration, summaries and logs: {self._folder}")
         return all(one.as_announced for one in ended)
 
     def _announce(self, hook: str, smtp_port: int) -> None:
@@ -211,13 +211,13 @@ class Demo:
                 highlight=False,
                 soft_wrap=True,
             )
-        self._say(f"webhooks go to a receiver on {hook}, which verifies their signatures")
-        self._say(f"mail goes to an SMTP server on 127.0.0.1:{smtp_port}")
+        self._print(f"webhooks go to a receiver on {hook}, which verifies their signatures")
+        self._print(f"mail goes to an SMTP server on 127.0.0.1:{smtp_port}")
         if self._embedded:
-            self._say(f"see it live at http://{PAGE_AT}/ with: tocsin serve --bus {self._url}")
+            self._print(f"see it live at http://{PAGE_AT}/ with: tocsin serve --bus {self._url}")
 
     async def _start_workers(self, environ: Mapping[str, str]) -> list[asyncio.subprocess.Process]:
-        self._say("starting a rules worker and an action worker on Kafka")
+        self._print("starting a rules worker and an action worker on Kafka")
         log = (self._folder / "workers.log").open("wb")
         return [
             await asyncio.create_subprocess_exec(
@@ -256,14 +256,14 @@ class Demo:
 
     async def _answer(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
         """What a person would type to approve a stop, and what it prints."""
-        self._say(f"you would decide now; the demo approves for you: tocsin {' '.join(words)}")
+        self._print(f"you would decide now; the demo approves for you: tocsin {' '.join(words)}")
         approval = await asyncio.create_subprocess_exec(
             *python_command("tocsin.console", *words), "--why", "the loss is lost",
             env=environ, stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
         printed, _ = await approval.communicate()
-        self._say(printed.decode(errors="replace").strip())
+        self._print(printed.decode(errors="replace").strip())
 
     async def _moments(
         self, bus: Bus, ended: Ended, receiver: DemoReceiver, mailbox: DemoMailbox
@@ -316,7 +316,7 @@ class Demo:
             table.add_row(f"{moment.at_ms - start:,.0f}", moment.what, escape(moment.detail))
         self._console.print(table)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._console.print(f"[bold]  tocsin[/] {escape(text)}", highlight=False, soft_wrap=True)
 
 

@@ -214,7 +214,7 @@ def _round(service: RulesService, found: Evaluation, batch: Sequence[Record], ti
     # The topic of another team is read as that of this service.
     own = [_moved(record, service.inputs[0]) for record in batch]
     found.unusable += len(service.apply(own, tick))
-    _take(found, service.outputs())
+    _collect(found, service.outputs())
     if service.has_custom:
         _save(service, found, tick.owned, tick.now_ms)
 
@@ -225,11 +225,11 @@ def _save(service: RulesService, found: Evaluation, numbers: frozenset[int], now
     while not service.settled() and time.monotonic() < deadline:
         time.sleep(0.005)
         service.apply((), Tick(now_ms, numbers))
-    _take(found, service.snapshots(force=True))
-    _take(found, service.outputs())
+    _collect(found, service.snapshots(force=True))
+    _collect(found, service.outputs())
 
 
-def _take(found: Evaluation, written: Iterable[Outgoing]) -> None:
+def _collect(found: Evaluation, written: Iterable[Outgoing]) -> None:
     for one in written:
         topic = one.partition.topic.split(".")[-2]
         if one.value is not None and topic in ("issues", "runs"):

@@ -65,7 +65,7 @@ class Past:
         )
 
 
-def of_dump(path: Path, span: Span) -> Past:
+def past_of_dump(path: Path, span: Span) -> Past:
     """What a dump has. Blocks. Raises ConfigurationError: it cannot be read, or has none of it."""
     dump = open_dump(path)
     whole = [record for short, record in dump.records() if short == "telemetry"]
@@ -79,7 +79,7 @@ def of_dump(path: Path, span: Span) -> Past:
     return Past(_found(records, span), until_ms, read_runs)
 
 
-async def of_bus(context: CommandContext, span: Span, now_ms: int) -> Past:
+async def past_on_bus(context: CommandContext, span: Span, now_ms: int) -> Past:
     """What a bus has now. Raises ConfigurationError: it has none of it. BusError."""
 
     async def read(wanted: Span) -> list[Record]:
@@ -94,7 +94,7 @@ async def of_bus(context: CommandContext, span: Span, now_ms: int) -> Past:
     return Past(_found(await read(span), span), until_ms, read_runs)
 
 
-def of_store(context: CommandContext, span: Span, run_id: str) -> Past:
+def past_in_store(context: CommandContext, span: Span, run_id: str) -> Past:
     """What the store has of a run. Blocks.
 
     Raises:

@@ -44,11 +44,11 @@ class Case:
     def buttons(self, opened: Link) -> Iterator[Link]:
         """What can be answered on the page of a link, each as a link of its own."""
         links = [
-            self._of(opened, verb, stop.delivery_id)
+            self._link(opened, verb, stop.delivery_id)
             for stop in self.waiting()
             for verb in ("approve", "reject")
         ]
-        links += [self._of(opened, verb) for verb in ON_ISSUES]
+        links += [self._link(opened, verb) for verb in ON_ISSUES]
         return (link for link in links if self.why_not(link) is None)
 
     def why_not(self, link: Link) -> str | None:
@@ -87,7 +87,7 @@ class Case:
             else:
                 self.events.add(event.id)
 
-    def _of(self, opened: Link, verb: LinkVerb, stop_id: str = "") -> Link:
+    def _link(self, opened: Link, verb: LinkVerb, stop_id: str = "") -> Link:
         return Link(
             verb=verb,
             run_id=opened.run_id,

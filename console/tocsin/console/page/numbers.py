@@ -67,7 +67,7 @@ class Numbers:
         """What `work` makes of the run with what has come by now; of None if no numbers of it are
         kept anywhere. A bus that is away leaves what was read before.
         """
-        opened = self._of(run_id, None)
+        opened = self._kept(run_id, None)
         with opened.alone:
             waited_s = time.monotonic() - opened.read_s
             if waited_s >= (UNKNOWN_S if opened.run is None else LEAST_S):
@@ -83,7 +83,7 @@ class Numbers:
             UnknownRun: neither the store nor the bus has numbers of it.
             BusError: the bus does not answer.
         """
-        opened = self._of(run_id, incarnation)
+        opened = self._kept(run_id, incarnation)
         with opened.alone:
             return work(self._bring_up_to_date(opened, run_id, incarnation))
 
@@ -100,7 +100,7 @@ class Numbers:
         except (UnknownRun, BusError, StoreError):
             return work(None)
 
-    def _of(self, run_id: str, incarnation: str | None) -> _Opened:
+    def _kept(self, run_id: str, incarnation: str | None) -> _Opened:
         with self._alone:
             opened = self._opened.setdefault((run_id, incarnation), _Opened())
             self._opened.move_to_end((run_id, incarnation))

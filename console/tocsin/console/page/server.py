@@ -38,7 +38,7 @@ class ServeOptions:
     person: str = ""
 
     @classmethod
-    def of(
+    def parse(
         cls,
         http: str = DEFAULT,
         *,

@@ -108,9 +108,9 @@ class Site:
             group.create_task(self.hub.run(), name="tocsin-page-hub")
             group.create_task(self._sparks.run(), name="tocsin-page-sparks")
             group.create_task(self.stored.run(), name="tocsin-page-stored")
-            group.create_task(self._tell(), name="tocsin-page-tell")
+            group.create_task(self._push_changes(), name="tocsin-page-tell")
 
-    async def _tell(self) -> None:
+    async def _push_changes(self) -> None:
         while True:
             await self.follower.changed.wait()
             self.follower.changed.clear()
@@ -161,11 +161,11 @@ class Site:
     async def _overview(self, query: Query) -> Rendered:
         now_ms, trouble = unix_ms(), self.trouble
         found = overview(self.follower.state, query, now_ms)
-        self._sparks.want([Seen.of(run) for run in found.runs])
+        self._sparks.want([Seen.current(run) for run in found.runs])
         rows = [
             (
                 row_of(run, found, now_ms),
-                self._sparks.values(Seen.of(run), run.series.buckets(POINTS)),
+                self._sparks.values(Seen.current(run), run.series.buckets(POINTS)),
             )
             for run in found.runs
         ]

@@ -42,7 +42,7 @@ class Seen:
     over: bool
 
     @classmethod
-    def of(cls, run: WatchedRun) -> Seen:
+    def current(cls, run: WatchedRun) -> Seen:
         """That run, now."""
         return cls(run.seen.run_id, run.seen.incarnation, not run.seen.running)
 

@@ -106,7 +106,7 @@ class Gpu:
         return memory_percent(self.column)
 
     @property
-    def of_job(self) -> bool:
+    def is_jobs(self) -> bool:
         """Whether it is the job's, or nobody knows."""
         of_job = self.column("of_job")
         return of_job is None or bool(np.nanmax(of_job, initial=0) > 0)
@@ -148,7 +148,7 @@ class Node:
     def gpus(self) -> list[Gpu]:
         """The GPUs whose utilisation was sampled: those of the job, where that is known."""
         every = [Gpu(n, self) for n in self.numbered("gpu", "utilization_percent")]
-        return [gpu for gpu in every if gpu.of_job] or every
+        return [gpu for gpu in every if gpu.is_jobs] or every
 
 
 @dataclass(slots=True)

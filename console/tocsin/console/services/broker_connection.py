@@ -62,7 +62,7 @@ async def connect(
         + tenacity.wait_random(0, first_pause_s),
         stop=lambda state: stopping.is_set() or too_long(state),
         sleep=pause,
-        before_sleep=_say,
+        before_sleep=_log_retry,
         reraise=True,
     )
     try:
@@ -73,7 +73,7 @@ async def connect(
         raise
 
 
-def _say(state: tenacity.RetryCallState) -> None:
+def _log_retry(state: tenacity.RetryCallState) -> None:
     """The first failure for everybody, the repeats for debugging only."""
     error = state.outcome.exception() if state.outcome is not None else None
     level = logging.WARNING if state.attempt_number == 1 else logging.DEBUG

@@ -110,10 +110,10 @@ class _Finder:
         # Nobody on this node speaks for it: what the bus says of it is all there is.
         if time.monotonic() - self._asked_s >= VIEW_S:
             self._asked_s = time.monotonic()
-            await self._look(self._run_id)
+            await self._inspect(self._run_id)
         return [] if self._seen is None else [self._seen]
 
-    async def _look(self, run_id: str) -> None:
+    async def _inspect(self, run_id: str) -> None:
         context = self._context
         try:
             async with context.open_bus(create=False) as bus:

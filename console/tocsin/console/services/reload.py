@@ -144,14 +144,14 @@ class ConfigurationWatch:
     async def run(self) -> None:
         """Look until `stop`."""
         self._record(ok=True)
-        await self._forget_refusal()
+        await self._delete_refusal()
         while not self._stopping:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self._asked.wait()
             if not self._stopping:
                 await self.check(asked=self._asked.is_set())
-        await self._forget_refusal()
+        await self._delete_refusal()
 
     async def check(self, *, asked: bool = False) -> None:
         """One look at the files, and what follows from it."""
@@ -182,7 +182,7 @@ class ConfigurationWatch:
             )
         self._context = context
         self._record(ok=True)
-        await self._forget_refusal()
+        await self._delete_refusal()
         logger.info("configuration applied", extra={"action": "reload"})
 
     async def _refuse(self, error: ConfigurationError) -> None:
@@ -202,7 +202,7 @@ class ConfigurationWatch:
         )
         await self._publish(refused_record(self._context.topics, refused))
 
-    async def _forget_refusal(self) -> None:
+    async def _delete_refusal(self) -> None:
         """Take the record away, if there is one."""
         if self._refused:
             self._refused = False

@@ -110,7 +110,7 @@ class Answers:
         return self._view or StopView(state="requested", command_id=self._command_id)
 
     @property
-    def heard(self) -> bool:
+    def received(self) -> bool:
         """Whether anybody has answered."""
         return self.view.state != "requested"
 
@@ -180,7 +180,7 @@ class Answers:
     def unconfirmed(self, waited_s: float) -> str:
         """What to say when the wait is over and the job has not gone."""
         run = "tocsin status"
-        if self.heard:
+        if self.received:
             return f"not confirmed within {waited_s:g} s, but {self.view.state}; see `{run}`"
         line = f"no reply within {waited_s:g} s: {LISTENERS}"
         if self._asked is not None:

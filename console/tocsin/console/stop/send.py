@@ -179,7 +179,7 @@ async def _follow(
             if line is not None:
                 last = line
                 print_line(f"  {line}")
-        if quiet and not answers.heard and time.monotonic() - began_s > QUIET_S:
+        if quiet and not answers.received and time.monotonic() - began_s > QUIET_S:
             quiet = False
             print_line(f"  no reply after {QUIET_S:g} s: {LISTENERS}")
     if answers.ending is None and wait_s > 0:

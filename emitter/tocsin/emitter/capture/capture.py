@@ -115,11 +115,11 @@ class Capture:
                 "a very large heap), so activations and names are missing; try "
                 "tocsin.emitter.start().watch(model)",
             )
-        around.begin(training, self.optimizers)
+        around.start(training, self.optimizers)
         probes = self.probes.all
         training.skipped_tensors = lambda: self._gradients.skipped + sum(p.skipped for p in probes)
 
-    def _tell_sharing(self, step: int) -> None:
+    def _report_sharing(self, step: int) -> None:
         if (found := self._sharing.news()) is not None:
             optimizers, losses = found
             self.training.emit(
@@ -227,7 +227,7 @@ class Capture:
             self.poll()
         self.training.step_at_us = draft.at_us
         self.probes.stepped(self.training, step)
-        isolation.run(SHARING, self._tell_sharing, step)
+        isolation.run(SHARING, self._report_sharing, step)
         if self._local.active:
             spent_s = isolation.spent.get(LOCAL_GRADIENTS, 0.0)
             self._local.plan(self.schedule, step + 1, spent_s - self._local_s)

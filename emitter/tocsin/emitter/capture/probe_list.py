@@ -71,11 +71,11 @@ class ProbeList:
         self._stepping = overriding(Probe.stepped)
         self._flushing = overriding(Probe.flush)
 
-    def begin(self, training: Training, optimizers: Optimizers) -> None:
+    def start(self, training: Training, optimizers: Optimizers) -> None:
         """A training begins on this thread, with these optimizers."""
         probes = (*self._lasting, *(probe() for probe in PROBES))
         for probe in probes:
-            self._isolation.run(probe.name, probe.begin, training, optimizers)
+            self._isolation.run(probe.name, probe.start, training, optimizers)
         self._choose(probes)
 
     def reset(self) -> None:

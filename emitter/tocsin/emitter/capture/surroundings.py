@@ -62,10 +62,10 @@ class Surroundings:
         self.probes.reset()
         self.thread = 0
 
-    def begin(self, training: Training, optimizers: Optimizers) -> None:
+    def start(self, training: Training, optimizers: Optimizers) -> None:
         """A training begins on this thread, with these optimizers."""
         self.moved()
-        self.probes.begin(training, optimizers)
+        self.probes.start(training, optimizers)
 
     def moved(self) -> None:
         """The training goes on on this thread."""

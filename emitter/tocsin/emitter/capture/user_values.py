@@ -71,7 +71,7 @@ def add_loss(around: Surroundings, training: Training | None, name: str, number:
     around.named.send(training, last, "eval")
 
 
-def look_at(around: Surroundings, training: Training | None, data: NamedData) -> None:
+def sample(around: Surroundings, training: Training | None, data: NamedData) -> None:
     """Look at these tensors, if it is time to."""
     if training is None or not training.is_evaluating():
         around.data.named("train", data)

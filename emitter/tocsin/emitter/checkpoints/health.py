@@ -84,12 +84,12 @@ def health(
             found.complete = False
             break
         length = block.bytes if share >= 1 else max(_LEAST, int(block.bytes * share) & ~7)
-        _look(block, min(length, block.bytes), found)
+        _inspect(block, min(length, block.bytes), found)
     found.changed = _stamp(path) != before
     return found
 
 
-def _look(block: Block, length: int, found: Health) -> None:
+def _inspect(block: Block, length: int, found: Health) -> None:
     whole = length == block.bytes
     found.complete &= whole
     zero, bad, mask = True, False, True
@@ -106,7 +106,7 @@ def _look(block: Block, length: int, found: Health) -> None:
             zero = zero and not np.frombuffer(raw, np.uint8).any()
             if zero:
                 continue
-            nan_or_inf, only_mask = _odd(raw, block.dtype)
+            nan_or_inf, only_mask = _anomalies(raw, block.dtype)
             bad |= nan_or_inf
             mask &= only_mask
     name = block.name[:_NAME]
@@ -120,7 +120,7 @@ def _look(block: Block, length: int, found: Health) -> None:
             found.zeros.append(name)
 
 
-def _odd(raw: bytes, dtype: str) -> tuple[bool, bool]:
+def _anomalies(raw: bytes, dtype: str) -> tuple[bool, bool]:
     """Whether some numbers are not finite; and whether all are 0 or -Inf, as in a mask."""
     if dtype == "float8_e4m3fn":
         bits = np.frombuffer(raw, np.uint8)

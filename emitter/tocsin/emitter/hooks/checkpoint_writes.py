@@ -146,7 +146,7 @@ class Saves:
         training = capture.training
         step = training.last_step
         isolation.run("checkpoints", training.phase, "checkpoint", "begin")
-        isolation.run("checkpoints", saving.writes.begin)
+        isolation.run("checkpoints", saving.writes.start)
         self._inside.now = True
         began, whole = time.perf_counter(), False
         try:

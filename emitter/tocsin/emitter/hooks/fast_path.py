@@ -94,7 +94,7 @@ class QuickSteps:
         off = self._groups > MAX_GROUPS or self._loop.isolation.rests(PROBE)
         self.until = 0 if off or nonfinite else until
         if self.until:
-            self.passed.begin(capture, optimizer, until)
+            self.passed.start(capture, optimizer, until)
 
     def refuse(self) -> None:
         """The next step goes the long way."""
@@ -170,7 +170,7 @@ class QuickSteps:
             return False
         ours = self._optimizer
         if ours is not None and ours() is optimizer:
-            if not self._take_numbers(optimizer, capture):
+            if not self._read_numbers(optimizer, capture):
                 return False
             self._now = ours
         elif capture.optimizers.knows(optimizer) and not capture.optimizers.is_over(
@@ -185,7 +185,7 @@ class QuickSteps:
         loop.isolation.seconds += lasted if lasted < BRIEF_S else BRIEF_S
         return True
 
-    def _take_numbers(self, optimizer: torch.optim.Optimizer, capture: Capture) -> bool:
+    def _read_numbers(self, optimizer: torch.optim.Optimizer, capture: Capture) -> bool:
         """What is known in front of the step; whether all of it is usual."""
         loop, groups = self._loop, optimizer.param_groups
         held = loop.losses.held or capture.shared
@@ -288,7 +288,7 @@ class QuickSteps:
             ended = perf_counter()
         phases.cursor = ended  # what we have done up to now is of no phase
         if thinned and self.until:
-            self.passed.begin(capture, optimizer, self.until)
+            self.passed.start(capture, optimizer, self.until)
         return exit_points.asks(step)
 
     def _name_columns(self) -> tuple[str, ...]:

@@ -76,7 +76,7 @@ class PassedSteps:
         self._waiting: Sized = ()
         self._began_s = self._ended_s = self._by_s = 0.0
 
-    def begin(self, capture: Capture, optimizer: torch.optim.Optimizer, until: int) -> None:
+    def start(self, capture: Capture, optimizer: torch.optim.Optimizer, until: int) -> None:
         """Called after a step of this optimizer: pass over those before `until`, if possible."""
         step = capture.training.next_step
         following = step - 1 + capture.schedule.to_next_look(step - 1)

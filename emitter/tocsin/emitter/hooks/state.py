@@ -66,7 +66,7 @@ class Hooks(LoopState):
         self.used: Final[weakref.WeakSet[torch.optim.Optimizer]] = weakref.WeakSet()
         """Optimizers of trainings that are over, as far as they are alive."""
 
-    def begin(self, optimizer: torch.optim.Optimizer) -> Capture | None:
+    def start(self, optimizer: torch.optim.Optimizer) -> Capture | None:
         """The first optimizer step of this process is about to happen."""
         if current.session is None and not os.environ.get(RUN_ID):
             return None
@@ -82,7 +82,7 @@ class Hooks(LoopState):
         session = current.session or Session(os.environ, self.isolation)
         current.session = session
         capture = Capture(
-            session.begin(*ranks_here()),
+            session.start(*ranks_here()),
             optimizer,
             self.losses,
             self.local,
@@ -113,7 +113,7 @@ class Hooks(LoopState):
         capture = self.capture
         if capture is not None and capture.optimizers.root is not model:
             capture.optimizers.use_model(model)
-            self.around.checks.begin(capture.training, capture.optimizers)
+            self.around.checks.start(capture.training, capture.optimizers)
 
     def _may_train(self) -> bool:
         """Whether a training of this process, which is none of several ranks, is the job's."""
@@ -125,7 +125,7 @@ class Hooks(LoopState):
         # `start()` in a child has asked for it.
         if current.session is not None or unwatched.may_train(os.environ):
             return True
-        unwatched.tell("child", os.environ)
+        unwatched.report("child", os.environ)
         return False
 
     def _end_training(self) -> None:
@@ -185,7 +185,7 @@ class Hooks(LoopState):
         if capture is not None and not self.around.on_its_thread:
             here = self.threads.step(optimizer, capture.optimizers)
             if here is None:
-                unwatched.tell("thread", os.environ)
+                unwatched.report("thread", os.environ)
                 return
             if here:
                 self.around.moved()
@@ -198,7 +198,7 @@ class Hooks(LoopState):
             and self.capture.optimizers.is_over(optimizer, left=self.capture.training.left)
         ):
             self._end_training()
-        capture = self.capture or self.begin(optimizer)
+        capture = self.capture or self.start(optimizer)
         if capture is None:
             return
         self.stepping.append(optimizer)
@@ -252,7 +252,7 @@ class Hooks(LoopState):
         self.local.backward = self.backwards
         self.backwards += 1
         if self.capture is None:
-            self._look_for_steps()
+            self._check_for_steps()
         activations.due = False
         self.around.loaders.backward()
         if reads and not self.stepping:
@@ -270,12 +270,12 @@ class Hooks(LoopState):
         if self.capture is not None:
             self.around.phases.backward_ends(perf_counter())
 
-    def _look_for_steps(self) -> None:
+    def _check_for_steps(self) -> None:
         """Before the first step: report it where none of an optimizer seems to come."""
         enough = NO_STEP if self.discarded else NO_STEP_AT_ALL
         job = current.session is not None or os.environ.get(RUN_ID)
         if self.backwards == enough and job and not _is_worker() and not self.forked:
-            unwatched.tell("no_step", os.environ)
+            unwatched.report("no_step", os.environ)
 
     def on_scale(self, before: object, after: object) -> None:
         """Called after `GradScaler.scale`."""

@@ -63,7 +63,7 @@ class UpdateGuard:
         named = len(args) < 2
         closure = kwargs.get("closure") if named else args[1]
         if closure is None:  # accelerate passes that
-            self._look(optimizer)
+            self._check(optimizer)
         # L-BFGS calls it several times, and may go back from a point that is not finite.
         elif callable(closure) and not isinstance(optimizer, torch.optim.LBFGS):
             looking = self._looking(optimizer, closure)
@@ -77,7 +77,7 @@ class UpdateGuard:
     ) -> Callable[[], object]:
         def computed() -> object:
             found = closure()
-            self._look(optimizer)
+            self._check(optimizer)
             return found
 
         return computed
@@ -94,7 +94,7 @@ class UpdateGuard:
             or getattr(optimizer, "found_inf", None) is not None
         )
 
-    def _look(self, optimizer: torch.optim.Optimizer) -> None:
+    def _check(self, optimizer: torch.optim.Optimizer) -> None:
         """Leave if the gradients of this step are not finite. Raises StopTraining."""
         hooks, capture = self._hooks, self._hooks.capture
         if capture is None or not hooks.isolation.run(PROBE, self._leaves, capture, optimizer):

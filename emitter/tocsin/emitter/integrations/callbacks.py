@@ -95,7 +95,7 @@ class Framework:
         """The run, the same that `start()` gives."""
         return start(**self._options)
 
-    def begin(self, end_loop: Callable[[StopTraining], bool]) -> None:
+    def start(self, end_loop: Callable[[StopTraining], bool]) -> None:
         """The loop begins. `end_loop` is to end it when a stop is due, and returns whether it will;
         if the stop asks for it, with a checkpoint."""
         self._began.clear()

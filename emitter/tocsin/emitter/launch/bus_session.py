@@ -106,7 +106,7 @@ class Watch:
             for message in self._endpoint.drain():
                 self._heard(message)
 
-    def begin(self, name: str, coroutine: Coroutine[None, None, None]) -> None:
+    def start(self, name: str, coroutine: Coroutine[None, None, None]) -> None:
         """Start a task whose failure costs a line, not the job."""
 
         async def guarded() -> None:
@@ -129,14 +129,14 @@ class Watch:
             producer = await self.bus.producer()
             await self.publisher.flush(self._left(FLUSH_S))
             await self.end("publish", timeout_s=self._left(CLOSE_S))
-            self.begin("publish", self.publisher.run(producer))
+            self.start("publish", self.publisher.run(producer))
 
     def sample_node(self, origin: RecordOrigin) -> None:
         """Sample this node, under that name: where no helper does so."""
         here, file = Path.cwd(), self._options.config
         plan = NodePlan.read(self._options.capture, here if file is None else here / file.parent)
         self._report = NodeReport(self.bus, self._topics, origin, folder=here, plan=plan)
-        self.begin("sample", self._report.run())
+        self.start("sample", self._report.run())
 
     def job_started(self, pid: int) -> None:
         """The job runs: its processes are looked at from now on."""

@@ -21,7 +21,7 @@ class EndBudget:
         self._now_s = now_s
         self._began_s: float | None = None
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """The job is over."""
         self._began_s = self._now_s()
 

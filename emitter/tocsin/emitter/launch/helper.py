@@ -98,7 +98,7 @@ class HelperProcess:
                 make_folder(self.log)
                 with self._pipe() as (reading, writing), self.log.open("ab") as log:
                     pid = fork(niced, self._environ, reading, NAME, log.fileno())
-                    self._begin(pid, writing)
+                    self._attach(pid, writing)
 
     def start(self) -> None:
         """Start it once, if it was not forked; `keep` does so again. Raises OSError."""
@@ -115,7 +115,7 @@ class HelperProcess:
             # The reaper takes its end; without this, Popen would warn that nobody has.
             popen.returncode = 0
             _be_nice(popen.pid)
-            self._begin(popen.pid, writing)
+            self._attach(popen.pid, writing)
 
     @contextlib.contextmanager
     def _pipe(self) -> Iterator[tuple[int, int]]:
@@ -128,7 +128,7 @@ class HelperProcess:
             if self._stdin != writing:
                 os.close(writing)
 
-    def _begin(self, pid: int, stdin: int) -> None:
+    def _attach(self, pid: int, stdin: int) -> None:
         self.pid, self._stdin = pid, stdin
         self.returncode = None
         self._ended.clear()

@@ -15,7 +15,7 @@ from tocsin.emitter.checkpoints.reader import CheckpointReader
 from tocsin.emitter.launch.helper import DRAIN_S
 from tocsin.emitter.launch.helper_child import HelperChild, helper_command, helper_words
 from tocsin.emitter.launch.listener_child import ListenerChild
-from tocsin.emitter.launch.look_back import look_back
+from tocsin.emitter.launch.look_back import find_predecessor
 from tocsin.emitter.launch.predecessor import Predecessor
 from tocsin.emitter.node.publisher import NodePlan, NodeReport
 from tocsin.emitter.node.registry import Entry, NodeFolder, Registration
@@ -127,7 +127,7 @@ def stopped_before(
     if run_id is None and RUN_ID not in base and scheduler_job(base) is None:
         return None
     url = added[BUS]
-    return look_back(url, added[PREFIX], added[RUN_ID], base, kafka_opener(url, base))
+    return find_predecessor(url, added[PREFIX], added[RUN_ID], base, kafka_opener(url, base))
 
 
 class Services:

@@ -203,7 +203,7 @@ class _Launch:
             )
         finally:
             housekeeping.cancel()
-        self._budget.begin()
+        self._budget.start()
         if self._watch is not None:
             # The last samples stand before the end of the run.
             await self._watch.end("heartbeats", "sample", timeout_s=self._budget.left_s(FLUSH_S))
@@ -215,7 +215,7 @@ class _Launch:
             await self._confirmed_early(self._budget.left_s(CONFIRM_S))
         self._stopper.job_gone()
         assert job.returncode is not None
-        await self._tell_end(job.returncode, job.duration_s())
+        await self._report_end(job.returncode, job.duration_s())
         try:
             if self._watch is not None:
                 await self._drain(self._watch)
@@ -225,8 +225,8 @@ class _Launch:
 
     async def _not_started(self, returncode: int, reason: str) -> int:
         """What was announced does not come: say so, and let the rules close the run."""
-        self._budget.begin()
-        await self._tell_end(returncode, 0.0, reason)
+        self._budget.start()
+        await self._report_end(returncode, 0.0, reason)
         if self._watch is not None:
             await self._drain(self._watch)
         return self.sum_up(None, returncode)
@@ -290,19 +290,19 @@ class _Launch:
         )
         notice = getattr(bus, "notice", None)
         self.printer.note(notice if isinstance(notice, str) else None)
-        await self._look_back(watch)
-        endpoint = watch.listen_to_processes(runtime, self._heard)
+        await self._check_predecessor(watch)
+        endpoint = watch.listen_to_processes(runtime, self._on_message)
         self._watch = watch
         environ = job_environment(options, base, runtime, endpoint.path)
         if self._after_stop:
             environ[environment.AFTER_STOP] = self._after_stop
         environ[environment.BUS] = bus.url
         self._start_helper()
-        await self._begin_tasks(watch).wait_ready()
-        await self._tell_start(watch)
+        await self._start_tasks(watch).wait_ready()
+        await self._report_start(watch)
         return environ
 
-    async def _look_back(self, watch: Watch) -> None:
+    async def _check_predecessor(self, watch: Watch) -> None:
         """Whether the incarnation before was stopped. Raises _Held: this one is not to start."""
         found: Predecessor | None = None
         try:
@@ -356,24 +356,24 @@ class _Launch:
                 f"cannot start the helper: {error}; records are kept, but no rule reads them"
             )
 
-    def _begin_tasks(self, watch: Watch) -> Listener:
-        watch.begin("publish", watch.publisher.run(watch.producer))
-        watch.begin("checkpoints", self._checkpoints.run())
+    def _start_tasks(self, watch: Watch) -> Listener:
+        watch.start("publish", watch.publisher.run(watch.producer))
+        watch.start("checkpoints", self._checkpoints.run())
         looks = DetailRequests(self.options.run_id, self._members)
         listener = Listener(self._topics, self.options.run_id, self._stopper, looks=looks)
         self._listener = listener
-        watch.begin("listen", listener.keep_listening(watch.bus))
-        watch.begin("follow", watch.follow(self._take_record))
-        watch.begin("heartbeats", keep_beating(self.options, self._members, watch.publisher))
+        watch.start("listen", listener.keep_listening(watch.bus))
+        watch.start("follow", watch.follow(self._apply_record))
+        watch.start("heartbeats", keep_beating(self.options, self._members, watch.publisher))
         if self._helper is not None:
-            watch.begin("helper", self._helper.keep())
+            watch.start("helper", self._helper.keep())
         if not self.options.helper:
             watch.sample_node(
                 RecordOrigin(run_id=self.options.run_id, incarnation=self._members.first)
             )
         return listener
 
-    async def _tell_start(self, watch: Watch) -> None:
+    async def _report_start(self, watch: Watch) -> None:
         stop: StopState = "off"
         if self.options.stop:
             stop = "trusted_key" if len(read_keys(self._key_paths)) else "no_trusted_key"
@@ -395,7 +395,7 @@ class _Launch:
 
     # While it runs
 
-    def _heard(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         early = self._stopper.left_early
         if not self._members.receive(message):
             return
@@ -447,7 +447,7 @@ class _Launch:
                 log = None if self._helper is None else self._helper.log
                 self.printer.judging(self._watch.bus.url, log, now_s=time.monotonic())
 
-    def _take_record(self, record: Record) -> None:
+    def _apply_record(self, record: Record) -> None:
         news = self._own.apply(record, self._members.incarnations(), unix_ms())
         if news is None:
             return
@@ -482,7 +482,7 @@ class _Launch:
 
     # The end
 
-    async def _tell_end(self, returncode: int, duration_s: float, reason: str = "") -> None:
+    async def _report_end(self, returncode: int, duration_s: float, reason: str = "") -> None:
         if self._watch is None:
             return
         outcome, exit_code = self._end(returncode)
@@ -513,7 +513,7 @@ class _Launch:
                         break
                     await asyncio.sleep(_DRAIN_LOOK_S)
         with contextlib.suppress(TimeoutError, BusError):
-            await watch.read_the_rest(self._take_record, timeout_s=self._budget.left_s(FLUSH_S))
+            await watch.read_the_rest(self._apply_record, timeout_s=self._budget.left_s(FLUSH_S))
         ended = self._own.ended(self._members.incarnation)
         finished = helper is not None and helper.returncode == 0 and ended
         if not finished and not self._is_settled():

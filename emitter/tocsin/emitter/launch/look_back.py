@@ -32,7 +32,7 @@ TIMEOUT_S: Final = 10.0
 """How long to find out, seconds: a process is started for it."""
 
 
-def look_back(
+def find_predecessor(
     url: str, prefix: str, run_id: str, environ: Mapping[str, str], open_kafka: Callable[[], Bus]
 ) -> Predecessor | None:
     """The incarnation before, if a stop ended it. Waits up to `TIMEOUT_S`; what cannot be found
@@ -70,12 +70,12 @@ def _in_a_thread(ask: Callable[[], Predecessor | None]) -> Predecessor | None:
 
 
 def _ask(opener: Callable[[], Bus], prefix: str, run_id: str) -> Predecessor | None:
-    async def look() -> Predecessor | None:
+    async def read() -> Predecessor | None:
         async with asyncio.timeout(TIMEOUT_S), opener() as bus:
             return await stopped_before(bus, Topics(prefix), run_id)
 
     try:
-        return asyncio.run(look())
+        return asyncio.run(read())
     except (TocsinError, BusError, TimeoutError) as error:
         logger.warning("it is not known whether this run was stopped before: %s", error)
         return None

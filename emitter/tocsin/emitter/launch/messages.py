@@ -77,7 +77,7 @@ def stop_line(
     """
     match data:
         case StopAcknowledged():
-            person = "" if command is None else asked_by(command)
+            person = "" if command is None else requested_by(command)
             reason = "" if command is None else plain_line(command.reason)
             return f"  stopping the job{f', requested by {person}' if person else ''}: {reason}"
         case StopEscalated():
@@ -95,7 +95,7 @@ def stop_line(
             return None
 
 
-def asked_by(command: StopRequested) -> str:
+def requested_by(command: StopRequested) -> str:
     """Who asked for a stop, where it was a person; empty where an issue did."""
     return "" if command.issue_id is not None else plain_line(command.requested_by) or "somebody"
 
@@ -140,7 +140,7 @@ def end_line(
         line += f", {counted(unsaid, 'launcher record')} not sent"
     if unwatched:
         line += f", not watched: {', '.join(_unwatched(*each) for each in unwatched.items())}"
-    if stop is not None and (person := asked_by(stop)):
+    if stop is not None and (person := requested_by(stop)):
         line += f", stopped by {person}: {plain_line(stop.reason)}"
     goodput = summary.goodput
     if goodput is not None and goodput.incarnations > 1 and goodput.share is not None:

@@ -127,7 +127,7 @@ class Optimizers:
         """Whether other ranks must come to the same end of a training, at the same step."""
         self.settled = False
         """Whether an optimizer has come back that seemed to be done: nothing is over any more."""
-        found = self._look()
+        found = self._discover()
         self.environment = found.environment
         """Whether there was one for the model to act in when the training began."""
         self._root: weakref.ref[nn.Module] | None = None
@@ -379,9 +379,9 @@ class Optimizers:
                 del self._watched[key]
             if watched.steps:
                 self._gone.append(watched)
-            self._forget_names(watched, but={})
+            self._drop_names(watched, but={})
 
-    def _forget_names(self, gone: WatchedOptimizer, *, but: Collection[int]) -> None:
+    def _drop_names(self, gone: WatchedOptimizer, *, but: Collection[int]) -> None:
         """Of parameters that no other optimizer has: another tensor may have that id by now."""
         others = [w.own for w in self._watched.values() if w is not gone]
         for parameter in gone.own:
@@ -394,14 +394,14 @@ class Optimizers:
     ) -> WatchedOptimizer:
         """It has other parameters than before; those that stay keep their names."""
         stay = {id(p) for *_, p in discovery.parameters_of(optimizer) if before.holds(p)}
-        self._forget_names(before, but=stay)
+        self._drop_names(before, but=stay)
         watched = self._watch(optimizer, look=True)
         watched.steps, watched.alone, watched.turn = before.steps, before.alone, before.turn
         if before is self._primary:
             self._primary = watched
         return watched
 
-    def _look(self) -> discovery.Found:
+    def _discover(self) -> discovery.Found:
         self._looks += 1
         found = discovery.find()
         model = None if self._model is None else self._model()
@@ -429,7 +429,7 @@ class Optimizers:
         names = discovery.name_parameters(parameters, live, self._cuts)
         if unknown:
             if look and self._looks < _MAX_LOOKS and len(names.by_id) < len(parameters):
-                self._look()
+                self._discover()
                 live = self.modules()
                 names = discovery.name_parameters(parameters, live, self._cuts)
             if len(names.by_id) < len(parameters):

@@ -125,7 +125,7 @@ class NodeAgent:
 
     async def run(self) -> None:
         """Until cancelled; what was sampled by then is published still."""
-        sampler = Sampler(self._take, self._hand, interval_s=self._plan.interval_s)
+        sampler = Sampler(self._sample, self._hand, interval_s=self._plan.interval_s)
         sampling = asyncio.create_task(sampler.run(), name="samples")
         try:
             while not sampling.done():
@@ -215,7 +215,7 @@ class NodeAgent:
             own.release()
             wanted.release()
 
-    def _take(self, now_s: float, at_us: int) -> Sequence[tuple[_Copy, SystemFrame]]:
+    def _sample(self, now_s: float, at_us: int) -> Sequence[tuple[_Copy, SystemFrame]]:
         """In the sampler's thread."""
         copies = list(self._copies.values())
         if not copies:

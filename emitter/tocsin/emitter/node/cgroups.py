@@ -157,7 +157,7 @@ class GroupSamples:
             or now_s - self._looked[1] >= LOOK_EVERY_S
         ):
             self._looked = self.pid, now_s
-            self._look()
+            self._read()
         assert self._limits is not None
         found: Sample = {}
         limit = self._limits.memory_bytes
@@ -177,7 +177,7 @@ class GroupSamples:
                 found["cpu.throttled_percent"] = 100 * held_s / (now_s - before[0])
         return found
 
-    def _look(self) -> None:
+    def _read(self) -> None:
         limits = read_limits(self.pid, root=self._root)
         if self._limits is None or limits.memory_usage != self._limits.memory_usage:
             usage = limits.memory_usage

@@ -74,7 +74,7 @@ class DiskTraffic:
         if text is None:
             return {}
         if self._n % LOOK_EVERY == 0:
-            self._real = self._look()
+            self._real = self._whole_disks()
         self._n += 1
         there: dict[bytes, tuple[int, int, int]] = {}
         for line in text.splitlines():
@@ -99,7 +99,7 @@ class DiskTraffic:
             "disk.busiest_percent": min(100.0, max(0.0, busy_ms / 10 / elapsed_s)),
         }
 
-    def _look(self) -> frozenset[bytes]:
+    def _whole_disks(self) -> frozenset[bytes]:
         """Whole devices; what lies upon others would count the same bytes once more."""
         try:
             names = [entry.name for entry in self._devices.iterdir()]

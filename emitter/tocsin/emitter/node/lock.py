@@ -87,7 +87,7 @@ class NodeLock:
             self.path.unlink()
         os.close(fd)
 
-    def _forget(self) -> None:
+    def _drop(self) -> None:
         """In a forked child: the parent's lock stays."""
         if self.held:
             fd, self._fd = self._fd, -1
@@ -97,10 +97,10 @@ class NodeLock:
 _HELD: Final[weakref.WeakSet[NodeLock]] = weakref.WeakSet()
 
 
-def _forget_all() -> None:
+def _drop_all() -> None:
     for lock in list(_HELD):
-        lock._forget()
+        lock._drop()
     _HELD.clear()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_drop_all)

@@ -46,7 +46,7 @@ class NetworkSamples:
         if text is None:
             return {}
         if self._n % LOOK_EVERY == 0:
-            self._real = self._look()
+            self._real = self._interfaces()
         self._n += 1
         there: dict[str, list[int]] = {}
         for line in text.decode(errors="replace").splitlines():
@@ -70,7 +70,7 @@ class NetworkSamples:
             for column, place in _COLUMNS
         }
 
-    def _look(self) -> frozenset[str]:
+    def _interfaces(self) -> frozenset[str]:
         try:
             names = [entry.name for entry in self._devices.iterdir()]
         except OSError:

@@ -108,7 +108,7 @@ class NodeReport:
 
         What the bus takes too late is dropped. Cancelled, it ends within about `LAST_S`.
         """
-        sampling = asyncio.create_task(self._take_turns(), name="sampler")
+        sampling = asyncio.create_task(self._run_in_turn(), name="sampler")
         try:
             async with contextlib.AsyncExitStack() as stack:
                 producer = await self._bus.producer()
@@ -127,7 +127,7 @@ class NodeReport:
             self.node.close()
             self.node.machine.close()
 
-    async def _take_turns(self) -> None:
+    async def _run_in_turn(self) -> None:
         try:
             try:
                 folder = NodeFolder.from_environ(self._environ)

@@ -124,9 +124,9 @@ class ThreadedSource:
         gap_s = 0.0 if self._looked_s is None else now_s - self._looked_s
         self._looked_s = now_s
         if self._asked_s is not None:
-            self._take(now_s, 0.0)
+            self._collect(now_s, 0.0)
         elif now_s >= self._due_s and self._ask(now_s):
-            self._take(now_s, max(_FIRST_WAIT_S, min(SLOW_S, gap_s / 2)))
+            self._collect(now_s, max(_FIRST_WAIT_S, min(SLOW_S, gap_s / 2)))
         return self._last if now_s - self._at_s <= max(self._kept_s, 2.5 * gap_s) else {}
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class ThreadedSource:
         self._questions.put(now_s)
         return True
 
-    def _take(self, now_s: float, wait_s: float) -> None:
+    def _collect(self, now_s: float, wait_s: float) -> None:
         assert self._asked_s is not None
         try:
             took_s, answer = (

@@ -121,7 +121,7 @@ class CaptureSchedule:
             return self._due
         if self.asked:
             asked, self.asked = self.asked, 0
-            self.look_closer(step, asked)
+            self.capture_closely(step, asked)
         if step < self._next and self._at < step:
             return NOTHING
         closer = step < self._closer_until
@@ -190,7 +190,7 @@ class CaptureSchedule:
             found[STEPS] = self.budget.looks_every
         return {**found, **self.others}
 
-    def look_closer(self, step: int, steps: int) -> None:
+    def capture_closely(self, step: int, steps: int) -> None:
         """Summarise gradients and weights at each of the next `steps` steps, the others at each
         fifth; what is to be summarised at explicit steps alone, at those.
         """
@@ -210,7 +210,7 @@ class CaptureSchedule:
         self.exact_until = max(self.exact_until, step + EXACT_AFTER_ALARM)
         if step >= self._closer_next:
             self._closer_next = step + CLOSER_APART
-            self.look_closer(step + 1, CLOSER_STEPS)
+            self.capture_closely(step + 1, CLOSER_STEPS)
 
     @contextmanager
     def costs(self, *names: str, more: bool = False) -> Iterator[None]:

@@ -52,7 +52,7 @@ class CheckpointFiles(Probe):
         self._training: Training | None = None
         self._written: deque[Written] = deque(maxlen=MAX_WRITTEN)
 
-    def begin(self, training: Training, optimizers: Optimizers) -> None:
+    def start(self, training: Training, optimizers: Optimizers) -> None:
         """See `Probe`."""
         self._training = training
 
@@ -71,7 +71,7 @@ class CheckpointFiles(Probe):
         path = target_path(target)
         if path is None or step is None or training is not self._training:
             return
-        written = look(path, step=step, duration_s=duration_s, finite=finite)
+        written = inspect(path, step=step, duration_s=duration_s, finite=finite)
         if written is not None:
             self._written.append(written)
             self.wakes = 0
@@ -111,7 +111,7 @@ def target_path(target: object) -> Path | None:
     return Path(name).absolute() if isinstance(name, str) else None
 
 
-def look(path: Path, *, step: int, duration_s: float, finite: bool | None) -> Written | None:
+def inspect(path: Path, *, step: int, duration_s: float, finite: bool | None) -> Written | None:
     """What was written; None if it is no regular file and no folder."""
     try:
         found = path.stat()

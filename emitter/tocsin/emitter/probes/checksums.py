@@ -47,7 +47,7 @@ class ReplicaChecksums(Probe):
 
     name = CHECKSUMS
 
-    def begin(self, training: Training, optimizers: Optimizers) -> None:
+    def start(self, training: Training, optimizers: Optimizers) -> None:
         """See `Probe`."""
         self.on = training.identity.world_size > 1
         self.reads = _following(training.next_step - 1) if self.on else NEVER

@@ -48,7 +48,7 @@ class _Batches:
         self.activations: Final = ActivationProbe(mode, self.schedule)
         self.inputs: Final = InputProbe(mode, self.schedule)
         for probe in (self.activations, self.inputs):
-            probe.begin(training, optimizers)
+            probe.start(training, optimizers)
         self.on: Final = self.activations.on or self.inputs.on
         self.count = 0
         """Batches so far; the number of the next."""
@@ -84,7 +84,7 @@ class EvaluationBatches(Probe):
 
     name = "evaluation batches"
 
-    def begin(self, training: Training, optimizers: Optimizers) -> None:
+    def start(self, training: Training, optimizers: Optimizers) -> None:
         """See `Probe`."""
         self._training, self._isolation = training, training.isolation
         modes = (_Batches(training, optimizers, mode) for mode in EVALUATING)

@@ -38,7 +38,7 @@ class EvaluationLosses(Probe):
 
     name = "evaluation losses"
 
-    def begin(self, training: Training, optimizers: Optimizers) -> None:
+    def start(self, training: Training, optimizers: Optimizers) -> None:
         """See `Probe`."""
         self._training = training
         self._plan = training.settings.plan("losses")

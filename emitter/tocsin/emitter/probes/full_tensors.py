@@ -45,7 +45,7 @@ class FullTensors(Probe):
 
     name = "full tensors"
 
-    def begin(self, training: Training, optimizers: Optimizers) -> None:
+    def start(self, training: Training, optimizers: Optimizers) -> None:
         """The first step is being made."""
         self._optimizers = optimizers
         self._files: TensorFiles | None = None

@@ -153,7 +153,7 @@ class LocalGradients:
         self._in_use = True
         values = _readable(gradient)
         if values is None:
-            self._look_at_other(id(parameter), gradient)
+            self._sample_other(id(parameter), gradient)
             return
         if values.size > BLOCK and not (self._whole or self.all_due):
             values = values[block(self._block, values.size)]
@@ -217,7 +217,7 @@ class LocalGradients:
         self._block = step // self._stride
         self.all_due = self._streak > 0 or schedule.is_due(NORMS, step)
 
-    def _look_at_other(self, key: int, gradient: torch.Tensor) -> None:
+    def _sample_other(self, key: int, gradient: torch.Tensor) -> None:
         """One that NumPy cannot read where it lies."""
         if is_recording():
             return

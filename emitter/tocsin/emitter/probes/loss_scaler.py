@@ -36,12 +36,12 @@ class LossScaler:
         Whether the step was skipped: no optimizer has made one.
         """
         self.active = True
-        self._look(scaler, skipped=not made_step)
+        self._sample(scaler, skipped=not made_step)
         if made_step:
             return False
         self._losses.skipped += 1
         if self._losses.skipped % SAY_EVERY == 0:
-            self._say("scaler_skipped", float(self._losses.skipped))
+            self._report("scaler_skipped", float(self._losses.skipped))
         return True
 
     def add_to(self, columns: list[str], values: list[float]) -> None:
@@ -63,7 +63,7 @@ class LossScaler:
             return ()
         return (0.0,) if self._scale is None else (0.0, self._scale)
 
-    def _look(self, scaler: object, *, skipped: bool) -> None:
+    def _sample(self, scaler: object, *, skipped: bool) -> None:
         if self._copy is not None and self._copy.ready():
             self._scale, self._copy = float(self._copy.values()[0]), None
         scale = getattr(scaler, "_scale", None)
@@ -75,7 +75,7 @@ class LossScaler:
             self._copy = HostCopy(scale.detach().reshape(1))
         self._updates += 1
 
-    def _say(self, column: str, value: float) -> None:
+    def _report(self, column: str, value: float) -> None:
         """A scalar of the step that should have come."""
         row = StepRow(self._training.next_step, unix_us(), (column,), (value,))
         self._training.step_row(row, urgent=True)

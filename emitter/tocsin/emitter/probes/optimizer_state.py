@@ -36,7 +36,7 @@ class OptimizerState(Probe):
     name = OPTIMIZER_STATE
     of = OPTIMIZER_STATE
 
-    def begin(self, training: Training, optimizers: Optimizers) -> None:
+    def start(self, training: Training, optimizers: Optimizers) -> None:
         """See `Probe`."""
         self._schedule, self._optimizers = training.schedule, optimizers
 

@@ -42,7 +42,7 @@ class Probe:
     """Whether it can wait, some steps of a millisecond, for one that is looked at anyway."""
 
     on: bool = True
-    """Whether it has anything to do in this training. `begin` sets it; if it is False, only `close`
+    """Whether it has anything to do in this training. `start` sets it; if it is False, only `close`
     and `reset` are called after that."""
 
     wakes: int = NEVER
@@ -59,7 +59,7 @@ class Probe:
     skipped: int = 0
     """Tensors that it could not read so far."""
 
-    def begin(self, training: Training, optimizers: Optimizers) -> None:
+    def start(self, training: Training, optimizers: Optimizers) -> None:
         """The first optimizer step of a training is being made."""
 
     # -- between two steps -----------------------------------------------------------------------
@@ -110,4 +110,4 @@ class Probe:
         """The training is over: send what is left."""
 
     def reset(self) -> None:
-        """Back to what it was before `begin`: another training may begin."""
+        """Back to what it was before `start`: another training may begin."""

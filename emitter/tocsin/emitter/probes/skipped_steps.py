@@ -65,7 +65,7 @@ class SkippedSteps:
         if isinstance(found, HostCopy):
             self._copies.append(found)
         else:
-            self._look(found)
+            self._inspect(found)
         self._poll()
         self._origin = None
         self.any = bool(self._count or self._bad or self._copies)
@@ -91,9 +91,9 @@ class SkippedSteps:
 
     def _poll(self) -> None:
         while self._copies and self._copies[0].ready():
-            self._look(self._copies.popleft().values().tolist())
+            self._inspect(self._copies.popleft().values().tolist())
 
-    def _look(self, losses: list[float]) -> None:
+    def _inspect(self, losses: list[float]) -> None:
         bad = next((loss for loss in losses if not math.isfinite(loss)), None)
         if bad is None or self._bad >= BAD_IN_A_ROW:
             return

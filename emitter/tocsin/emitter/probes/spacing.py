@@ -38,7 +38,7 @@ class Spacing:
         self._spent_s = 0.0
         self._costs: Final[deque[float]] = deque(maxlen=3)
 
-    def begin(self, training: Training, probe: str) -> None:
+    def start(self, training: Training, probe: str) -> None:
         """A training begins; what the looks cost is what the isolation counts for that probe."""
         self._training, self._probe = training, probe
 

@@ -87,7 +87,7 @@ class StepPhases(Probe):
         self._told: bool | None = None
         self._named: list[tuple[str, float]] = []
 
-    def begin(self, training: Training, optimizers: Optimizers) -> None:
+    def start(self, training: Training, optimizers: Optimizers) -> None:
         """See `Probe`."""
         isolation, root = training.isolation, optimizers.root
 

@@ -88,7 +88,7 @@ class UpdateProbe(Probe):
         self._before: list[torch.Tensor | Array] = []
         self._numel: list[int] = []
 
-    def begin(self, training: Training, optimizers: Optimizers) -> None:
+    def start(self, training: Training, optimizers: Optimizers) -> None:
         """See `Probe`."""
         self._schedule = training.schedule
 

@@ -138,9 +138,9 @@ class Reaper:
                 return
             if taken is None:
                 return
-            self._tell(taken.si_pid, taken.si_code, taken.si_status)
+            self._notify(taken.si_pid, taken.si_code, taken.si_status)
 
-    def _tell(self, pid: int, code: int, status: int) -> None:
+    def _notify(self, pid: int, code: int, status: int) -> None:
         tell = self._watched.get(pid)
         if code in (os.CLD_STOPPED, os.CLD_TRAPPED):
             if tell is not None:

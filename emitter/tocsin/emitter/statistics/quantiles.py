@@ -52,15 +52,15 @@ def quantile_rows(samples: Sequence[Array]) -> Floats:
     batch: list[int] = []
     for i in order:
         if batch and (len(batch) + 1) * samples[i].size > _BATCH:
-            found[batch] = _of_batch([samples[j] for j in batch])
+            found[batch] = _batch_quantiles([samples[j] for j in batch])
             batch = []
         batch.append(i)
     if batch:
-        found[batch] = _of_batch([samples[j] for j in batch])
+        found[batch] = _batch_quantiles([samples[j] for j in batch])
     return as_float32(found)
 
 
-def _of_batch(samples: Sequence[Array]) -> Doubles:
+def _batch_quantiles(samples: Sequence[Array]) -> Doubles:
     size = np.array([sample.size for sample in samples])
     wide = any(sample.dtype.itemsize > 4 for sample in samples)
     matrix = np.full((len(samples), max(int(size.max()), 1)), np.nan, "f8" if wide else "f4")

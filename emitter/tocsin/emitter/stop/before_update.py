@@ -51,7 +51,7 @@ def who_asks(message: datagrams.Message, members: Members) -> Trainer | None:
     if message["kind"] != MAY_LEAVE:
         return None
     pid, incarnation = datagrams.number(message, "pid"), datagrams.text(message, "incarnation")
-    asking = members.of_pid(pid, incarnation) if incarnation == members.incarnation else []
+    asking = members.with_pid(pid, incarnation) if incarnation == members.incarnation else []
     return asking[-1] if asking else None
 
 
@@ -77,20 +77,20 @@ class Question:
         """Whether this rank may leave before the update of this step. Waits up to `ASK_S`; no
         answer is a no.
         """
-        return self._asked({"kind": MAY_LEAVE, "step": step})
+        return self._on_question({"kind": MAY_LEAVE, "step": step})
 
     def leave(self, step: int) -> None:
         """Have the listener prepare for this rank's end: nobody starts it again. Waits up to
         `ASK_S`, and goes on without an answer, as a stop by a command does.
         """
-        self._asked({"kind": MAY_LEAVE, "step": step, LEAVES: True})
+        self._on_question({"kind": MAY_LEAVE, "step": step, LEAVES: True})
 
     def answered(self, message: datagrams.Message) -> None:
         """Take the answer; from the listening thread."""
         self._on = message.get("on") is True
         self._answered.set()
 
-    def _asked(self, message: datagrams.Message) -> bool:
+    def _on_question(self, message: datagrams.Message) -> bool:
         self._on = False
         self._answered.clear()
         if not self._socket.send(message):

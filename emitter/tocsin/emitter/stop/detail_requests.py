@@ -16,7 +16,7 @@ from tocsin.emitter.stop.processes import Members
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.events import EVENT_TYPES
-from tocsin.schemas.records.stops.commands import LookCloser, look_closer_key
+from tocsin.schemas.records.stops.commands import LookCloser, detail_request_key
 
 LOOK_CLOSER: Final = "look_closer"
 """The kind of the datagram to a rank: `steps`, and `reason` for people."""
@@ -36,7 +36,7 @@ class DetailRequests:
     def __init__(
         self, run_id: str, members: Members, *, now_ms: Callable[[], int] = unix_ms
     ) -> None:
-        self.key: Final = look_closer_key(run_id).encode()
+        self.key: Final = detail_request_key(run_id).encode()
         self.counts: Final[Counter[Reason]] = Counter()
         self._run_id = run_id
         self._members = members

@@ -48,12 +48,12 @@ def _stops(config: Config, labels: Mapping[str, str]) -> Iterator[StopOptions | 
     """The stops of the rule's instances for this run; a sentence where one does not stop it."""
     entries = [entry for entry in config.rules if entry.use in _NAMES]
     for entry in entries:
-        yield _of_entry(entry, labels)
+        yield _entry_options(entry, labels)
     if not any(entry.name in _NAMES for entry in entries):
         yield StopOptions() if config.defaults.rules == "all" else "it is off"
 
 
-def _of_entry(entry: RuleEntry, labels: Mapping[str, str]) -> StopOptions | str:
+def _entry_options(entry: RuleEntry, labels: Mapping[str, str]) -> StopOptions | str:
     if entry.off:
         return "it is off"
     if not labels_fit(entry.match, labels):

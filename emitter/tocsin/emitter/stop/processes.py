@@ -100,7 +100,7 @@ class Members:
         """Ranks of that training that have left before an update."""
         return [trainer for trainer in self.ranks(incarnation) if trainer.early]
 
-    def of_pid(self, pid: int, incarnation: str = "") -> list[Trainer]:
+    def with_pid(self, pid: int, incarnation: str = "") -> list[Trainer]:
         """The ranks of that process, in one training or in all."""
         named = [self.ranks(incarnation)] if incarnation else self._ranks.values()
         return [each for ranks in named for each in ranks if each.pid == pid]
@@ -139,7 +139,7 @@ class Members:
             case "unwatched", _:
                 self._unwatched(datagrams.text(message, "what"), datagrams.number(message, "pid"))
             case "saving", _:
-                for trainer in self.of_pid(datagrams.number(message, "pid")):
+                for trainer in self.with_pid(datagrams.number(message, "pid")):
                     trainer.saving = message.get("on") is True
             case ("left" | "finished") as kind, _:
                 self._ended(message, left=kind == "left")
@@ -167,7 +167,7 @@ class Members:
         self.pythons += 1
         self._newest = incarnation
         self._incarnations.add(incarnation)
-        self._forget_the_oldest()
+        self._drop_the_oldest()
         self._ranks.setdefault(incarnation, []).append(
             Trainer(
                 pid=datagrams.number(message, "pid"),
@@ -186,7 +186,7 @@ class Members:
             if len(pids) < _MAX_UNWATCHED:
                 pids.add(pid)
 
-    def _forget_the_oldest(self) -> None:
+    def _drop_the_oldest(self) -> None:
         """A script may train thousands of times, one after the other."""
         while len(self._ranks) > KEPT:
             oldest = next(iter(self._ranks))
@@ -196,7 +196,7 @@ class Members:
 
     def _ended(self, message: datagrams.Message, *, left: bool) -> None:
         pid, incarnation = datagrams.number(message, "pid"), datagrams.text(message, "incarnation")
-        for trainer in self.of_pid(pid, incarnation):
+        for trainer in self.with_pid(pid, incarnation):
             step = datagrams.number(message, "step", -1)
             trainer.last_step = max(trainer.last_step, step)
             if left:

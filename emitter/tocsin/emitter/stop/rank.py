@@ -102,7 +102,7 @@ class Rank:
         self._saving = False
         self._taken: _Taken | None = None
         self._closed = False
-        self._socket = RankSocket(origin, self._take)
+        self._socket = RankSocket(origin, self._apply)
         self._leaving = LeaveReport(origin, emit, self._socket, flush=flush, finite=finite)
         self._question = before_update.Question(self._socket)
         self._early = before_update.Decision(self._question, origin.world_size)
@@ -154,11 +154,11 @@ class Rank:
         """
         taken = self._taken
         if taken is not None:
-            choice = taken.choice or saving.of_framework(taken.writes)
+            choice = taken.choice or saving.framework_choice(taken.writes)
             self._leaving.report(taken.stop, taken.command, taken.exit_point, taken.step, choice)
             raise taken.stop
 
-    def hear(self, signed: SignedCommand) -> None:
+    def receive(self, signed: SignedCommand) -> None:
         """Judge a command; from the listening thread."""
         origin = self.origin
         facts = Facts(
@@ -248,11 +248,11 @@ class Rank:
     def _who(self) -> Who:
         return self.origin.fields
 
-    def _take(self, message: datagrams.Message) -> None:
+    def _apply(self, message: datagrams.Message) -> None:
         if message["kind"] == "stop":
             signed = SignedCommand.from_message(message)
             if signed is not None:
-                self.hear(signed)
+                self.receive(signed)
         elif message["kind"] == before_update.MAY_LEAVE:
             self._question.answered(message)
         elif message["kind"] == "look_closer" and self._look_closer is not None:

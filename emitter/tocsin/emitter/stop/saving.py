@@ -50,14 +50,14 @@ class Writes:
         self.path = ""
         """What was written last."""
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """A write begins."""
         with self._lock:
             self._count += 1
             self._none.clear()
             first = self._count == 1
         if first:
-            _tell(on=True)
+            _report(on=True)
 
     def end(self, path: str = "") -> None:
         """A write has ended; `path` is empty if it has failed, or went somewhere else."""
@@ -69,7 +69,7 @@ class Writes:
             if last:
                 self._none.set()
         if last:
-            _tell(on=False)
+            _report(on=False)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until none is under way, for at most so long; whether none is."""
@@ -94,7 +94,7 @@ def save() -> Choice:
     if saver is None:
         return Choice(decision="not_saved", reason="the program has not said how to save")
     before = writes.ended
-    writes.begin()
+    writes.start()
     try:
         told = saver()
     except Exception as error:
@@ -128,7 +128,7 @@ def kept_until_told(policy: str, why: str = "") -> Choice:
     return Choice(decision="skipped" if policy == "skip" else "protected", reason=why)
 
 
-def of_framework(before: int) -> Choice:
+def framework_choice(before: int) -> Choice:
     """The choice where a framework was to save at the end of its loop; it had written `before`
     times then."""
     if writes.ended == before:
@@ -136,7 +136,7 @@ def of_framework(before: int) -> Choice:
     return Choice(decision="saved", path=writes.path)
 
 
-def _tell(*, on: bool) -> None:
+def _report(*, on: bool) -> None:
     launcher = os.environ.get("TOCSIN_LAUNCHER")
     if launcher:
         datagrams.send(launcher, {"kind": "saving", "pid": os.getpid(), "on": on})

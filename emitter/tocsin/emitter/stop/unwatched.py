@@ -78,7 +78,7 @@ def claim(environ: Mapping[str, str]) -> bool:
     return True
 
 
-def tell(kind: Kind, environ: Mapping[str, str]) -> None:
+def report(kind: Kind, environ: Mapping[str, str]) -> None:
     """Report it to the launcher once, which prints it at the end; without one, print it here."""
     if kind in _claim.told:
         return

@@ -56,7 +56,7 @@ class Session:
         self._pid = os.getpid()
         self._watch_the_end()
 
-    def begin(
+    def start(
         self,
         place: tuple[int, int] | None = None,
         agree: Callable[[str], str] | None = None,
@@ -98,7 +98,7 @@ class Session:
             after_begin, self.after_begin = self.after_begin, None
             if after_begin is not None:
                 self.isolation.run("stop", after_begin, self.training)
-            self.training.begin(shape, self.labels)
+            self.training.start(shape, self.labels)
             early, self.early = self.early, []
             for call in early:
                 self.isolation.run("api", call)

@@ -148,7 +148,7 @@ class Training:
         """The last finished step; None before it."""
         return self.next_step - 1 if self.next_step else None
 
-    def begin(self, shape: Shape, labels: Mapping[str, str]) -> None:
+    def start(self, shape: Shape, labels: Mapping[str, str]) -> None:
         """Say that it has begun, and listen for stops."""
         self.emit(self._started(shape, labels))
         for probe, reason in list(self.isolation.off.items()):
@@ -162,11 +162,11 @@ class Training:
             local_rank=self.identity.local_rank,
             restart_count=self.identity.restart_count,
             training=self.identity.training,
-            look_closer=self.look_closer,
+            look_closer=self.capture_closely,
             finite=lambda: self.is_finite(),
         )
 
-    def look_closer(self, steps: int, reason: str) -> None:
+    def capture_closely(self, steps: int, reason: str) -> None:
         """A rule asks for more of the next `steps` steps, which the launcher has bounded; from
         another thread.
         """

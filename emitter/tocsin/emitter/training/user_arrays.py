@@ -88,7 +88,7 @@ def frame_of(
 def _found(array: object) -> npt.NDArray[Any]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        return _of_tensor(array)
+        return _tensor_values(array)
     if type(array).__name__ == "PyCapsule":
         return np.from_dlpack(_Capsule(array))
     if isinstance(array, np.ma.MaskedArray):
@@ -102,7 +102,7 @@ def _found(array: object) -> npt.NDArray[Any]:
     return np.from_dlpack(array)
 
 
-def _of_tensor(tensor: Any) -> npt.NDArray[Any]:
+def _tensor_values(tensor: Any) -> npt.NDArray[Any]:
     from tocsin.emitter.statistics.cpu_rows import as_numpy
     from tocsin.emitter.statistics.reductions import dense
 

@@ -232,7 +232,7 @@ class PricesConfig(Section):
     cpu: Price | None = Field(default=None, examples=[0.4])
     """Price of a rank that trains on the CPU. Unit: currency per rank and hour."""
 
-    def of_device(self, name: str) -> float | None:
+    def device_price(self, name: str) -> float | None:
         """The price of an hour of an accelerator; None: it has none."""
         fitting = [part for part in self.per_hour if part.casefold() in name.casefold()]
         return self.per_hour[max(fitting, key=len)] if fitting else self.default

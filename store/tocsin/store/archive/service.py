@@ -25,7 +25,7 @@ from tocsin.schemas.records.runs import RunEnded
 from tocsin.schemas.topics import Topics
 from tocsin.store.archive.batch import Taken
 from tocsin.store.archive.flush import flush
-from tocsin.store.archive.taking import take, topics_of
+from tocsin.store.archive.taking import read_record, topics_of
 from tocsin.store.archive.upkeep import Upkeep
 from tocsin.store.catalog import Store
 from tocsin.store.errors import StoreError, StoreUnavailable, UnusableStore
@@ -120,18 +120,18 @@ class ArchiveService(Service):
         """See `Service`. Records that cannot be read are the rules' to bury; they are counted."""
         self._now_ms = tick.now_ms
         for record in records:
-            self._take(record)
+            self._admit(record)
         self._metrics.set(names.STORE_WAITING, self._waiting, service=self.name)
         return ()
 
-    def _take(self, record: Record) -> None:
+    def _admit(self, record: Record) -> None:
         if record.partition in self._left_out:
             return
         if self._waiting >= self.policy.limit_bytes:
             self._left_out[record.partition] = record.offset
             return
         try:
-            found = take(record, self._family)
+            found = read_record(record, self._family)
         except RecordError as error:
             self._unread += 1
             logger.debug("not archived: %s", error, extra={"action": self.name})

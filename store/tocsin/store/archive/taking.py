@@ -19,7 +19,7 @@ def topics_of(topics: Topics, family: Family) -> tuple[str, ...]:
     return topics.issues, topics.actions, topics.control
 
 
-def take(record: Record, family: Family) -> tuple[str, Taken] | None:
+def read_record(record: Record, family: Family) -> tuple[str, Taken] | None:
     """The run and what is archived; None for what is of no run, and for tombstones.
 
     Raises:

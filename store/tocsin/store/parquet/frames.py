@@ -55,12 +55,12 @@ class StoredFrames:
             DamagedStore: a file cannot be read. FileNotFoundError: it is gone.
         """
         found: list[tuple[Arrival, Frame]] = [*self._steps(), *self._samples()]
-        for collection in dict.fromkeys(file.collection for file in self._of("tensors")):
+        for collection in dict.fromkeys(file.collection for file in self._files_of("tensors")):
             found += self._tensors(collection)
         return found
 
     def _steps(self) -> Iterator[tuple[Arrival, Frame]]:
-        files = self._of("steps")
+        files = self._files_of("steps")
         if not files:
             return
         rows = self._duck.columns(
@@ -83,7 +83,7 @@ class StoredFrames:
             )
 
     def _samples(self) -> Iterator[tuple[Arrival, Frame]]:
-        files = self._of("system")
+        files = self._files_of("system")
         if not files:
             return
         rows = self._duck.columns(
@@ -104,7 +104,7 @@ class StoredFrames:
             )
 
     def _tensors(self, collection: str) -> Iterator[tuple[Arrival, Frame]]:
-        files = [file for file in self._of("tensors") if file.collection == collection]
+        files = [file for file in self._files_of("tensors") if file.collection == collection]
         named = dict.fromkeys(name for file in files for name in file.columns)
         quoted = {name: identifier(column_of(name)) for name in named}
         # Many statistics of one frame are in several rows, each with some of them.
@@ -143,7 +143,7 @@ class StoredFrames:
                 ),
             )
 
-    def _of(self, kind: Kind) -> list[StoredFile]:
+    def _files_of(self, kind: Kind) -> list[StoredFile]:
         return [file for file in self._files if file.kind == kind]
 
     def _read(self, files: Sequence[StoredFile]) -> str:

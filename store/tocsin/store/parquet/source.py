@@ -69,7 +69,7 @@ class ParquetSource:
         """See `Source`."""
         found = {}
         for name in dict.fromkeys(file.collection for file in self._files):
-            files = self._of("tensors", name)
+            files = self._files_of("tensors", name)
             if not files:
                 continue
             table = self._read(files)
@@ -160,11 +160,11 @@ class ParquetSource:
         reals: Reals = found["value"].astype(np.float64)
         return Points(found["step"].astype(np.int64), reals, found["at_us"].astype(np.int64))
 
-    def _of(self, kind: Kind, collection: str = "") -> list[StoredFile]:
+    def _files_of(self, kind: Kind, collection: str = "") -> list[StoredFile]:
         return [one for one in self._files if (one.kind, one.collection) == (kind, collection)]
 
     def _with(self, collection: str, statistic: str) -> list[StoredFile]:
-        return [one for one in self._of("tensors", collection) if statistic in one.columns]
+        return [one for one in self._files_of("tensors", collection) if statistic in one.columns]
 
     def _table(self, kind: Kind) -> str | None:
         files = [file for file in self._files if file.kind == kind]

@@ -214,7 +214,7 @@ class Engine:
                 raise FileNotFoundError(str(error)) from error
             raise DamagedStore(f"a file of the store cannot be read: {error}") from error
         except duckdb.Error as error:
-            raise WrongQuery(_told(str(error))) from None
+            raise WrongQuery(_message(str(error))) from None
         finally:
             over.set()
             watcher.join()
@@ -228,7 +228,7 @@ def _check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
     try:
         statements = connection.extract_statements(sql)
     except duckdb.Error as error:
-        raise WrongQuery(_told(str(error))) from None
+        raise WrongQuery(_message(str(error))) from None
     if len(statements) != 1:
         raise WrongQuery(f"expected one SELECT, found {len(statements)} statements")
     kind = statements[0].type.name
@@ -260,7 +260,7 @@ def _insert(
     )
 
 
-def _told(text: str) -> str:
+def _message(text: str) -> str:
     """The message of DuckDB, without its hints at settings that are out of reach."""
     kept = [line.rstrip() for line in text.splitlines()]
     found = "\n".join(kept).strip()

@@ -82,7 +82,7 @@ class Guard:
         run_id, rule, run_bytes, rule_bytes = names
         before = self._memory.now()
         began = time.perf_counter()
-        self._marker.begin(rule_bytes, run_bytes, self.partition, self.offset)
+        self._marker.start(rule_bytes, run_bytes, self.partition, self.offset)
         try:
             return made()
         except MemoryError:

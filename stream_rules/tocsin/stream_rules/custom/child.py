@@ -49,11 +49,11 @@ def main(argv: Sequence[str]) -> None:
     # The rules are the user's, and may import what is his.
     append_users_modules(os.environ)
 
-    def say(message: Message) -> None:
+    def send(message: Message) -> None:
         link.sendall(pack(message))
 
-    child = ChildEngine(hello, Marker(page), say)
-    say(child.loaded)
+    child = ChildEngine(hello, Marker(page), send)
+    send(child.loaded)
     _limit_memory(hello.memory_bytes)
     try:
         while True:

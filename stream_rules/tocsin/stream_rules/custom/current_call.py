@@ -39,7 +39,7 @@ class Marker:
         self._map = mmap.mmap(fd, SIZE)
         self._number = 0
 
-    def begin(self, rule: bytes, run: bytes, partition: int, offset: int) -> None:
+    def start(self, rule: bytes, run: bytes, partition: int, offset: int) -> None:
         """A call begins."""
         names = (rule + run)[:_TEXT]
         self._map[_BODY.size : _BODY.size + len(names)] = names
@@ -54,7 +54,7 @@ class Marker:
     @contextmanager
     def loading(self, rule: str) -> Iterator[None]:
         """The code of a rule is loaded meanwhile."""
-        self.begin(rule.encode(), b"", 0, -1)
+        self.start(rule.encode(), b"", 0, -1)
         try:
             yield
         finally:

@@ -241,7 +241,7 @@ class CustomHost:
         with selectors.DefaultSelector() as selector:
             selector.register(child.link, selectors.EVENT_READ)
             selector.register(self._wake_read, selectors.EVENT_READ)
-            began_s = self._look()
+            began_s = self._watched_now_s()
             while not self._closing:
                 self._hand_over(child)
                 events = selectors.EVENT_READ
@@ -249,14 +249,14 @@ class CustomHost:
                     events |= selectors.EVENT_WRITE
                 selector.modify(child.link, events)
                 ready = {key.fd for key, _ in selector.select(self._patience_s(child))}
-                now_s = self._look()
+                now_s = self._watched_now_s()
                 if self._wake_read in ready:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake_read, 4096)
                 try:
                     child.send()
                     for message in child.receive():
-                        self._take_in(child, message)
+                        self._apply(child, message)
                 except OSError as error:
                     logger.info("custom rules: %s", error, extra={"action": "rules"})
                     return child.ended()
@@ -275,7 +275,7 @@ class CustomHost:
                     return ended
         return None
 
-    def _look(self) -> float:
+    def _watched_now_s(self) -> float:
         """The seconds that the child was watched, now."""
         now_s = time.monotonic()
         self._watched_s += min(now_s - self._looked_s, _GAP_S)
@@ -303,7 +303,7 @@ class CustomHost:
             while not child.outgoing and (message := backlog.next_message()) is not None:
                 child.outgoing += pack(message)
 
-    def _take_in(self, child: ChildProcess, message: Message) -> None:
+    def _apply(self, child: ChildProcess, message: Message) -> None:
         with self._answered:
             if isinstance(message, LoadedRules):
                 child.loaded = message

@@ -123,7 +123,7 @@ class Causes:
             found.append(self._attribute(new, *cause))
         found += self._explained_by(new)
         self.known.append(new)
-        self._forget()
+        self._drop_oldest()
         return found
 
     def restored(self, issues: Iterable[Known]) -> None:
@@ -170,7 +170,7 @@ class Causes:
     def _find(self, issue_id: str) -> Known | None:
         return next((known for known in self.known if known.id == issue_id), None)
 
-    def _forget(self) -> None:
+    def _drop_oldest(self) -> None:
         while len(self.known) > KNOWN:
             over = (i for i, known in enumerate(self.known) if known.over_ms is not None)
             del self.known[next(over, 0)]

@@ -184,7 +184,7 @@ class Instance:
         self.touched = True
         shell.input_seen |= input_seen
         try:
-            began_s = 0.0 if times is None else times.begin()
+            began_s = 0.0 if times is None else times.start()
             if spec.rule.by_part:
                 outcomes = self._by_part(method, at, part, scalars_of)
             else:

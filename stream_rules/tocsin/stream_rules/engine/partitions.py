@@ -69,7 +69,7 @@ class PartitionEngine:
         """Runs that come from now on, and the next incarnations of those here, get these rules."""
         self._specs = tuple(specs)
         for _, _, run in self.runs():
-            run.begin_next_with(self._specs)
+            run.use_next(self._specs)
 
     def apply(self, record: Record, *, was_away: bool = False) -> list[Reported]:
         """Take in one telemetry record; records of one partition in the order of their offsets.

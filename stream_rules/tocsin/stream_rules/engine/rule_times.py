@@ -37,7 +37,7 @@ class RuleTimes:
         """A round begins: records, or a time, are about to be worked on."""
         self._round_cpu_s, self._round_wall_s = self.cpu_s(), self.wall_s()
 
-    def begin(self) -> float:
+    def start(self) -> float:
         """A call begins: what to give to `end`."""
         return self.wall_s()
 

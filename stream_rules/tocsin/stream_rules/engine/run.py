@@ -91,7 +91,7 @@ class RunEngine:
         # What the next incarnation gets, if not the same.
         self._next: Sequence[RuleSpec] | None = None
 
-    def begin_next_with(self, specs: Sequence[RuleSpec]) -> None:
+    def use_next(self, specs: Sequence[RuleSpec]) -> None:
         """From its next incarnation on, the run gets instances of these rules."""
         self._next = specs
 
@@ -114,7 +114,7 @@ class RunEngine:
             if standing == "new":
                 if self.urgent and self.state.incarnation:
                     self.earlier.append(Earlier(replace(self.state), self.instances, offset))
-                self.state.begin(value, meta, now_ms)
+                self.state.start(value, meta, now_ms)
                 if self._next is not None:
                     self._specs, self._next = self._next, None
                     self._failing = _failing(self._specs)
@@ -145,10 +145,10 @@ class RunEngine:
     def shed(self, tier: Tier, why: str) -> None:
         """Leave summaries of this tier out. Only what was not read yet: a checkpoint comes first,
         so that all of it is left out by whoever reads it."""
-        self.state.shedding.begin(tier, why)
+        self.state.shedding.start(tier, why)
         self.dirty = self.urgent = True
 
-    def judge_again(self, tier: Tier) -> None:
+    def evaluate_again(self, tier: Tier) -> None:
         """Leave them out no more, likewise."""
         self.state.shedding.end(tier)
         self.dirty = self.urgent = True

@@ -167,7 +167,7 @@ class RunState:
             return "current"
         return "late" if incarnation in self.past else "new"
 
-    def begin(self, value: Value, meta: Meta, now_ms: int) -> None:
+    def start(self, value: Value, meta: Meta, now_ms: int) -> None:
         """Forget the incarnation before: `value` is the first of a new one."""
         launched_here = self.launcher is not None and not _is_launcher(value)
         if self.ranks:

@@ -124,10 +124,10 @@ class GoodputLedger:
             lap=Lap(incarnation=incarnation),
             clock=Clock(cursor_ms=start),
         )
-        following._forget()
+        following._drop_oldest()
         return following
 
-    def _forget(self) -> None:
+    def _drop_oldest(self) -> None:
         """Keep only the sums of the oldest incarnation if there are too many."""
         if len(self.past) <= MAX_LAPS:
             return
@@ -215,20 +215,20 @@ class GoodputLedger:
                 # The step's own numbers of these are exact; it has none of other phases.
                 phases = {n: ms for n, ms in clock.closed.items() if n not in _PHASES}
                 phases |= {"evaluation": evaluated.ms(i), "checkpoint": saved.ms(i)}
-                rest = self._take(gap, phases)
+                rest = self._account(gap, phases)
                 own = took.ms(i) - sum(phases.values())
                 waited = rest * min(1.0, loaded.ms(i) / own) if own > 0 else 0.0
                 lap.add("data_wait", waited)
                 self._made(rest - waited, step - clock.last_step)
             else:
-                self._made(self._take(gap, clock.closed), step - clock.last_step)
+                self._made(self._account(gap, clock.closed), step - clock.last_step)
             clock.last_step, clock.cursor_ms = step, at_ms
             lap.steps = step + 1
             clock.closed.clear()
             for name in [name for name, began in clock.opened.items() if began < at_ms]:
                 del clock.opened[name]  # training goes on in it: it is no pause
 
-    def _take(self, left_ms: float, phases: dict[str, float]) -> float:
+    def _account(self, left_ms: float, phases: dict[str, float]) -> float:
         """Account for phases within a time; what is left of it."""
         for name, ms in phases.items():
             taken = min(left_ms, ms)

@@ -68,7 +68,7 @@ class Reference:
         if not isinstance(value, TensorFrame | StepFrame) or value.mode != "train":
             return
         origin = value.origin
-        if not self._begin(origin.incarnation) or not self._leads(origin.rank):
+        if not self._start(origin.incarnation) or not self._leads(origin.rank):
             return
         if isinstance(value, StepFrame):
             self._add_losses(value)
@@ -77,7 +77,7 @@ class Reference:
             if whole is not None:
                 self._keep(whole)
 
-    def _begin(self, incarnation: str) -> bool:
+    def _start(self, incarnation: str) -> bool:
         """Whether it is of the incarnation at hand, or of a new one, which begins."""
         if incarnation in self._past:
             return False
@@ -85,18 +85,18 @@ class Reference:
             if self.incarnation:
                 self._past.add(self.incarnation)
             self.incarnation = incarnation
-            self._forget()
+            self._reset()
         return True
 
     def _leads(self, rank: int) -> bool:
         if self.rank is not None and rank > self.rank:
             return False
         if rank != self.rank:
-            self._forget()
+            self._reset()
             self.rank = rank
         return True
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.full = False
         self.rank, self.last_step = None, -1
         self._losses, self._frames, self._names, self._whole = {}, {}, {}, {}

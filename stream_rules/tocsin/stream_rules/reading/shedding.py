@@ -48,7 +48,7 @@ class Shedding:
         """A record of that step was read."""
         self.top_step = max(self.top_step, step)
 
-    def begin(self, tier: Tier, why: str) -> None:
+    def start(self, tier: Tier, why: str) -> None:
         """Leave this tier out, from the first step of which nothing was read."""
         spans = [*self.spans, Span(tier, self.top_step + 1, why)]
         ended = (span for span in spans if span.until_step is not None)

@@ -34,7 +34,7 @@ class Gpu:
         return self.frame.column(f"gpu.{self.number}.{what}")
 
     @property
-    def of_job(self) -> bool:
+    def is_jobs(self) -> bool:
         """Whether it is the job's, or nobody knows whose."""
         of_job = self.column("of_job")
         return of_job is None or not len(of_job) or bool(of_job[-1])

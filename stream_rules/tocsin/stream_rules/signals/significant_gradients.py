@@ -56,14 +56,16 @@ class SignificantGradients:
             self.first.append(usual)
         # The largest of the first: a small task is solved within ten steps of LBFGS.
         limit = NOISE * max([usual, *self.first])
-        self.moved = MarkedRows(whole.rows, size > np.maximum(limit, _of_layer(whole.rows, size)))
+        self.moved = MarkedRows(
+            whole.rows, size > np.maximum(limit, _layer_bound(whole.rows, size))
+        )
 
     def among(self, names: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Which of the names; none, as long as no summary has come."""
         return np.zeros(len(names), bool) if self.moved is None else self.moved.among(names)
 
 
-def _of_layer(rows: Sequence[str], size: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _layer_bound(rows: Sequence[str], size: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """What the gradient of each bias must be above, where that of its layer's weight is here."""
     places = {name: i for i, name in enumerate(rows) if _WEIGHT in name}
     limits = np.zeros(len(rows))

@@ -25,7 +25,7 @@ class StepLosses:
 
     usual: float = 0.0
 
-    def of(self, frame: StepFrame) -> Sequence[float]:
+    def losses(self, frame: StepFrame) -> Sequence[float]:
         """The losses of a frame, one for each of its steps; none if it has none."""
         found = frame.column("loss")
         if found is None:

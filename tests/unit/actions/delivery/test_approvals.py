@@ -9,7 +9,7 @@ import pytest
 from support.issue_records import issue
 from support.signed_records import answer_record
 from tocsin.actions.decision.planned import STOP, Planned
-from tocsin.actions.delivery.approvals import Approvals, answered, asked, timed_out
+from tocsin.actions.delivery.approvals import Approvals, answered, pending_approval, timed_out
 from tocsin.actions.delivery.records import new_delivery
 from tocsin.actions.delivery.stop import NOT_AFTER_MS, give_up_ms, sent_from_ms, stop_command
 from tocsin.actions.ledger.ledger import Ledger
@@ -36,7 +36,7 @@ def waiting(**options: object) -> Delivery:
         now_ms=NOW_MS,
         give_up_ms=give_up_ms(StopOptions(), NOW_MS),
     )
-    return asked(stop, approve, "mode: ask", NOW_MS)
+    return pending_approval(stop, approve, "mode: ask", NOW_MS)
 
 
 def answer(verdict: str = "approve", by: str = "ana", why: str = "") -> StopAnswered:

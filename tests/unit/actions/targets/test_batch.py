@@ -56,12 +56,12 @@ async def test_a_job_is_terminated_with_the_reason_and_followed_until_it_has_fai
     assert await jobs.stop(JOB) == StopAsked("accepted", "asked to end it")
 
     aws.answer("describe_jobs", {"jobs": [ID]}, **described("RUNNING", terminated=True))
-    assert await jobs.look(JOB) == JobSeen("running", "RUNNING, terminated")
+    assert await jobs.inspect(JOB) == JobSeen("running", "RUNNING, terminated")
     # An attempt after one whose answer was lost asks for nothing a second time.
     aws.answer("describe_jobs", {"jobs": [ID]}, **described("RUNNING", terminated=True))
     assert await jobs.stop(JOB) == StopAsked("accepted", "RUNNING, terminated")
     aws.answer("describe_jobs", {"jobs": [ID]}, **described("FAILED", over=1, terminated=True))
-    assert await jobs.look(JOB) == JobSeen("ended", "FAILED")
+    assert await jobs.inspect(JOB) == JobSeen("ended", "FAILED")
 
     aws.done()
     assert set(aws.regions) == {REGION}
@@ -110,7 +110,7 @@ async def test_a_job_that_batch_does_not_show_is_unknown(answer: Any) -> None:
     aws = StubbedAws("batch")
     jobs = AwsJobs(BatchJobs(), None, aws)
     aws.answer("describe_jobs", {"jobs": [ID]}, **answer)
-    assert (await jobs.look(JOB)).state == "unknown"
+    assert (await jobs.inspect(JOB)).state == "unknown"
     aws.answer("describe_jobs", {"jobs": [ID]}, **answer)
     assert (await jobs.stop(JOB)).result == "failed"
     aws.done()
@@ -136,7 +136,7 @@ async def test_a_long_reason_is_cut_to_what_batch_takes() -> None:
 async def test_names_that_identify_no_attempt_are_asked_of_nobody(job: TargetJob) -> None:
     aws = StubbedAws("batch")
     jobs = AwsJobs(BatchJobs(), None, aws)
-    assert (await jobs.look(job)).state == "unknown"
+    assert (await jobs.inspect(job)).state == "unknown"
     assert (await jobs.stop(job)).result == "refused"
     assert aws.regions == []
 
@@ -157,7 +157,7 @@ async def test_the_region_is_the_configured_one_or_the_recorded(
     aws = StubbedAws("batch")
     names = {"job": ID, "attempt": "1"} | ({"region": recorded} if recorded else {})
     aws.answer("describe_jobs", {"jobs": [ID]}, **described("RUNNING"))
-    await AwsJobs(BatchJobs(), configured, aws).look(target_job("batch", names))
+    await AwsJobs(BatchJobs(), configured, aws).inspect(target_job("batch", names))
     assert aws.regions == [used]
 
 
@@ -221,18 +221,18 @@ async def test_a_job_of_another_implementation_ends_and_its_neighbour_goes_on(ba
     (found,) = batch.describe_jobs(jobs=[ids[0]])["jobs"]
     assert found["statusReason"] == mine.reason
     assert await jobs.stop(mine) == StopAsked("accepted", "nothing was left to end: FAILED")
-    assert await jobs.look(other) == JobSeen("running", "RUNNING")
+    assert await jobs.inspect(other) == JobSeen("running", "RUNNING")
     unknown = target_job("batch", {"job": ID, "attempt": "1", "region": REGION})
     assert (await jobs.stop(unknown)).result == "failed"
-    assert (await jobs.look(other)).state == "running"
+    assert (await jobs.inspect(other)).state == "running"
     await jobs.stop(other)
 
 
 async def seen_as(jobs: AwsJobs, job: TargetJob, status: str) -> JobSeen:
     """Look until the job has that status."""
     async with asyncio.timeout(60):
-        found = await jobs.look(job)
+        found = await jobs.inspect(job)
         while found.reason != status:
             await asyncio.sleep(0.02)
-            found = await jobs.look(job)
+            found = await jobs.inspect(job)
     return found

@@ -93,12 +93,12 @@ async def test_it_ends_the_start_of_the_job_that_the_run_recorded_and_no_other(l
     earlier = target_job("lab", {"job": "17", "start": "1"})
     unknown = target_job("lab", {"job": "18", "start": "2"})
 
-    assert await target.look(earlier) == JobSeen("replaced", "start 2")
+    assert await target.inspect(earlier) == JobSeen("replaced", "start 2")
     assert (await target.stop(earlier)).result == "failed"
-    assert (await target.look(unknown)).state == "unknown"
-    assert await target.look(job) == JobSeen("running", "running")
+    assert (await target.inspect(unknown)).state == "unknown"
+    assert await target.inspect(job) == JobSeen("running", "running")
     assert await target.stop(job) == StopAsked("accepted", "labctl has accepted it")
-    assert await target.look(job) == JobSeen("ended", "gone")
+    assert await target.inspect(job) == JobSeen("ended", "gone")
     await target.close()
 
 

@@ -53,9 +53,9 @@ async def cluster_of(*jobs: dict[str, Any]) -> AsyncIterator[tuple[RayCluster, R
 async def test_a_job_is_stopped_by_its_submission_id_and_seen_to_be_gone() -> None:
     retried = job_details(f"{ID}-retry", job_id="03000000")
     async with cluster_of(job_details(ID), retried) as (cluster, jobs):
-        assert await jobs.look(JOB) == JobSeen("running", "RUNNING")
+        assert await jobs.inspect(JOB) == JobSeen("running", "RUNNING")
         assert await jobs.stop(JOB) == StopAsked("accepted", "asked to end it")
-        assert await jobs.look(JOB) == JobSeen("ended", "STOPPED")
+        assert await jobs.inspect(JOB) == JobSeen("ended", "STOPPED")
         # An attempt after one whose answer was lost asks for nothing a second time.
         assert await jobs.stop(JOB) == StopAsked("accepted", "nothing was left to end: STOPPED")
         assert retried["status"] == "RUNNING"
@@ -85,7 +85,7 @@ async def test_a_job_of_which_only_ray_s_own_id_is_known() -> None:
 )
 async def test_another_job_goes_on(details: dict[str, Any], state: str) -> None:
     async with cluster_of(details) as (cluster, jobs):
-        seen = await jobs.look(JOB)
+        seen = await jobs.inspect(JOB)
         asked = await jobs.stop(JOB)
         assert seen.state == state
         assert asked.result == ("refused" if state == "replaced" else "failed")
@@ -103,7 +103,7 @@ async def test_the_token_is_shown_and_without_it_nothing_is_known() -> None:
     async with ray_cluster(job_details(ID)) as cluster:
         cluster.token = TOKEN
         async with jobs_at(cluster.address) as jobs:
-            assert await jobs.look(JOB) == JobSeen("unknown", "401 Unauthorized")
+            assert await jobs.inspect(JOB) == JobSeen("unknown", "401 Unauthorized")
         async with jobs_at(cluster.address, token={"secret": "token"}) as jobs:
             assert (await jobs.stop(JOB)).result == "accepted"
 
@@ -111,7 +111,7 @@ async def test_the_token_is_shown_and_without_it_nothing_is_known() -> None:
 @pytest.mark.parametrize("fault", ["status/503", "status/200", "status/302", "reset", "half"])
 async def test_an_answer_that_is_none_is_unknown_and_never_an_end(fault: str) -> None:
     async with fault_server() as server, jobs_at(server.url(f"/{fault}?")) as jobs:
-        seen, asked = await jobs.look(JOB), await jobs.stop(JOB)
+        seen, asked = await jobs.inspect(JOB), await jobs.stop(JOB)
     assert (seen.state, asked.result) == ("unknown", "failed")
     assert "SECRET" not in seen.reason + asked.reason
 
@@ -121,7 +121,7 @@ async def test_a_guarded_address_is_not_connected_to() -> None:
         ray_cluster(job_details(ID)) as cluster,
         jobs_at(cluster.address, private=False) as jobs,
     ):
-        seen = await jobs.look(JOB)
+        seen = await jobs.inspect(JOB)
         assert "--allow-cidr 127.0.0.1" in seen.reason
         assert cluster.seen == []
 
@@ -138,7 +138,7 @@ async def test_a_guarded_address_is_not_connected_to() -> None:
 )
 async def test_names_that_identify_no_job_are_asked_of_nobody(job: TargetJob) -> None:
     async with cluster_of(job_details(ID)) as (cluster, jobs):
-        assert (await jobs.look(job)).state == "unknown"
+        assert (await jobs.inspect(job)).state == "unknown"
         assert (await jobs.stop(job)).result == "refused"
         assert cluster.seen == []
 

@@ -57,12 +57,12 @@ async def test_a_job_is_stopped_by_its_exact_name_and_followed_until_stopped() -
     assert await jobs.stop(JOB) == StopAsked("accepted", "asked to end it")
 
     aws.answer("describe_training_job", ASKED, **described("Stopping", "Stopping"))
-    assert await jobs.look(JOB) == JobSeen("running", "Stopping")
+    assert await jobs.inspect(JOB) == JobSeen("running", "Stopping")
     # An attempt after one whose answer was lost asks for nothing a second time.
     aws.answer("describe_training_job", ASKED, **described("Stopping", "Stopping"))
     assert await jobs.stop(JOB) == StopAsked("accepted", "Stopping")
     aws.answer("describe_training_job", ASKED, **described("Stopped", "Stopped"))
-    assert await jobs.look(JOB) == JobSeen("ended", "Stopped")
+    assert await jobs.inspect(JOB) == JobSeen("ended", "Stopped")
 
     aws.done()
     assert set(aws.regions) == {"eu-central-1"}
@@ -87,7 +87,7 @@ async def test_another_job_goes_on(answer: dict[str, Any], state: str) -> None:
     jobs = AwsJobs(TrainingJobs(), None, aws)
     # The Stubber knows no stop: to ask for one would be an error.
     aws.answer("describe_training_job", ASKED, **answer)
-    seen = await jobs.look(JOB)
+    seen = await jobs.inspect(JOB)
     aws.answer("describe_training_job", ASKED, **answer)
     asked = await jobs.stop(JOB)
 
@@ -122,7 +122,7 @@ async def test_a_job_that_is_not_there_is_unknown_and_never_ended() -> None:
     aws = StubbedAws("sagemaker")
     jobs = AwsJobs(TrainingJobs(), None, aws)
     aws.refuse("describe_training_job", ASKED, "ResourceNotFound", 400)
-    assert await jobs.look(JOB) == JobSeen("unknown", "400 ResourceNotFound")
+    assert await jobs.inspect(JOB) == JobSeen("unknown", "400 ResourceNotFound")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ async def test_names_that_identify_no_job_are_asked_of_nobody(job: Any) -> None:
     aws = StubbedAws("sagemaker")
     jobs = AwsJobs(TrainingJobs(), None, aws)
 
-    assert (await jobs.look(job)).state == "unknown"
+    assert (await jobs.inspect(job)).state == "unknown"
     assert (await jobs.stop(job)).result == "refused"
     assert aws.regions == []
 
@@ -172,7 +172,7 @@ async def test_a_machine_without_credentials_is_no_end(monkeypatch: pytest.Monke
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
-    seen = await AwsJobs(TrainingJobs(), None).look(JOB)
+    seen = await AwsJobs(TrainingJobs(), None).inspect(JOB)
 
     assert seen == JobSeen("unknown", "no AWS credentials were found on this machine")
 

@@ -117,7 +117,7 @@ async def test_a_stop_is_a_signed_request_that_names_the_incarnation() -> None:
 async def test_the_status_url_shows_the_state(state: str) -> None:
     async with fault_server() as server, service_at(server) as service:
         server.body = shows(state)
-        seen = await service.look(JOB)
+        seen = await service.inspect(JOB)
     assert seen == JobSeen(state, f"the service answered: {state}")  # type: ignore[arg-type]
 
 
@@ -148,7 +148,7 @@ async def test_a_job_that_is_over_is_not_asked_for(state: str, result: str) -> N
 async def test_a_page_that_is_not_about_this_incarnation_confirms_nothing(body: str) -> None:
     async with fault_server() as server, service_at(server) as service:
         server.body = lambda _: body
-        seen = await service.look(JOB)
+        seen = await service.inspect(JOB)
     assert seen.state == "unknown"
     assert "SECRET" not in seen.reason
 
@@ -178,7 +178,7 @@ async def test_what_the_service_answers_decides(path: str, result: str, words: s
 async def test_a_status_that_cannot_be_read_is_unknown(path: str) -> None:
     async with fault_server() as server, service_at(server, status=path) as service:
         server.body = shows("ended")
-        seen = await service.look(JOB)
+        seen = await service.inspect(JOB)
     assert seen.state == "unknown"
 
 
@@ -192,7 +192,7 @@ async def test_the_client_certificate_is_shown_to_both(tmp_path: Path) -> None:
         async with service_at(server, given=context(tmp_path), tls=files) as service:
             assert (await service.stop(JOB)).result == "accepted"
         async with service_at(server, given=context(tmp_path), tls={"ca": "s/ca.pem"}) as service:
-            assert (await service.look(JOB)).state == "unknown"
+            assert (await service.inspect(JOB)).state == "unknown"
             assert (await service.stop(JOB)).result == "failed"
     assert len(server.seen) == 2
 
@@ -202,7 +202,7 @@ async def test_a_guarded_address_is_not_connected_to() -> None:
         fault_server() as server,
         service_at(server, given=context(private=False)) as service,
     ):
-        assert (await service.look(JOB)).state == "unknown"
+        assert (await service.inspect(JOB)).state == "unknown"
         assert (await service.stop(JOB)).result == "refused"
     assert server.seen == []
 

@@ -130,7 +130,7 @@ async def test_a_taking_in_that_is_killed_in_the_middle_is_done_again(
     writer = await writer_at(path)
     await writer.publish(values(*range(5)))
     await writer.close()
-    original, failures = Intake._take_entry, [True]
+    original, failures = Intake._append_entry, [True]
 
     def fail_once(self: Intake, *args: object) -> set[str]:
         topics = original(self, *args)  # type: ignore[arg-type]
@@ -139,7 +139,7 @@ async def test_a_taking_in_that_is_killed_in_the_middle_is_done_again(
             raise sqlite3.OperationalError("killed")
         return topics
 
-    monkeypatch.setattr(Intake, "_take_entry", fail_once)
+    monkeypatch.setattr(Intake, "_append_entry", fail_once)
     async with EmbeddedBus(path):
         pass
     assert await found(path, create=True) == [b"0", b"1", b"2", b"3", b"4"]
@@ -154,7 +154,7 @@ async def test_a_segment_that_somebody_else_finishes_meanwhile_is_taken_in_once(
         await bus.init([SPEC])
         writer = await writer_at(path)
         await writer.publish(values(*range(5)))
-        original, others = Intake._take_chunk, [1]
+        original, others = Intake._append_chunk, [1]
 
         def after_another(self: Intake, *args: Any) -> int:
             """Between the look at a segment and the reading of it, all is done elsewhere."""
@@ -163,7 +163,7 @@ async def test_a_segment_that_somebody_else_finishes_meanwhile_is_taken_in_once(
                 asyncio.run(_end_and_take_in(writer, path))
             return original(self, *args)
 
-        monkeypatch.setattr(Intake, "_take_chunk", after_another)
+        monkeypatch.setattr(Intake, "_append_chunk", after_another)
         reader = await bus.reader({HERE: EARLIEST})
         await reader.ends([HERE])
         assert (await all_values(bus, HERE))[b"k"] == [b"%d" % number for number in range(5)]

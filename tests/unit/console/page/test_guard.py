@@ -71,9 +71,9 @@ def test_loopback_is_known_in_all_its_forms() -> None:
 
 def test_other_machines_need_a_token(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"Add --token-file, or .* ssh -L 8470"):
-        ServeOptions.of("0.0.0.0:8470")
+        ServeOptions.parse("0.0.0.0:8470")
     (tmp_path / "token").write_text(SECRET)
-    options = ServeOptions.of("0.0.0.0:8470", token_file=tmp_path / "token")
+    options = ServeOptions.parse("0.0.0.0:8470", token_file=tmp_path / "token")
     access = options.access(options.address)
     assert access.token == Token(SECRET)
     assert any("TLS" in line for line in lines_of(access))

@@ -85,7 +85,7 @@ def fail(*args: object, **kwargs: object) -> None:
         (state.Hooks, "on_backward", "losses"),
         (clipped_norms.ClippedNorms, "add", "clipping"),
         (loss_functions.Evaluation, "on_loss", "evaluation"),
-        (state.Hooks, "begin", "steps"),
+        (state.Hooks, "start", "steps"),
         (training.Training, "stepped", "steps"),
         (exit_points, "started", "stop"),
         (run_facts, "command_line", "steps"),

@@ -140,7 +140,7 @@ def test_numbers_that_come_late_have_the_next_steps_looked_at() -> None:
 
 def test_frames_of_a_closer_look_say_the_interval_in_force() -> None:
     steps = Steps()
-    steps.schedule.look_closer(2, 2)
+    steps.schedule.capture_closely(2, 2)
     values, counts = np.zeros((1, 1), np.float32), np.zeros((1, 1), np.uint64)
     for kind in ("gradients", "activations"):
         steps.sink.next_step = 0

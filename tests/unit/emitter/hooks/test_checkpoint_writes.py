@@ -124,13 +124,13 @@ def test_a_folder_is_found_under_its_final_name(tmp_path: Path) -> None:
     (folder / "inner").mkdir(parents=True)
     (folder / "a").write_bytes(b"12345")
     (folder / "inner" / "b").write_bytes(b"123")
-    seen = checkpoint_files.look(folder, step=3, duration_s=1.0, finite=None)
+    seen = checkpoint_files.inspect(folder, step=3, duration_s=1.0, finite=None)
     assert seen is not None
     assert seen.size_bytes is None  # that is found out once
     folder.rename(tmp_path / "final")
     assert checkpoint_files.final_path(seen) == (tmp_path / "final", 8)
     assert checkpoint_files.final_path(seen, add_up=False) == (tmp_path / "final", None)
-    assert checkpoint_files.look(tmp_path / "gone", step=3, duration_s=1.0, finite=None) is None
+    assert checkpoint_files.inspect(tmp_path / "gone", step=3, duration_s=1.0, finite=None) is None
 
 
 def test_a_file_that_goes_while_sizes_are_added_up_is_left_out(
@@ -138,7 +138,7 @@ def test_a_file_that_goes_while_sizes_are_added_up_is_left_out(
 ) -> None:
     (tmp_path / "a").write_bytes(b"12345")
     (tmp_path / "b.tmp").write_bytes(b"1")
-    seen = checkpoint_files.look(tmp_path, step=3, duration_s=1.0, finite=None)
+    seen = checkpoint_files.inspect(tmp_path, step=3, duration_s=1.0, finite=None)
     assert seen is not None
     walk = os.walk
 

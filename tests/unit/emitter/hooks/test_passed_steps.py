@@ -94,7 +94,7 @@ def test_steps_that_are_looked_at_say_what_they_say_where_none_is_passed_over(
 ) -> None:
     torch.manual_seed(0)
     run(tmp_path / "some", make())
-    monkeypatch.setattr(PassedSteps, "begin", lambda *_: None)
+    monkeypatch.setattr(PassedSteps, "start", lambda *_: None)
     torch.manual_seed(0)
     run(tmp_path / "all", make())
     some, every = rows(tmp_path / "some"), rows(tmp_path / "all")

@@ -49,7 +49,7 @@ async def test_the_end_stands_behind_what_the_job_has_written_and_nobody_has_rea
         view = cast(Any, None)  # nothing is read
         producer = await bus.producer()
         watch = Watch(cast(Any, bus), publisher, producer, view, (), options, print, as_wanted)
-        watch.begin("publish", publisher.run(watch.producer))
+        watch.start("publish", publisher.run(watch.producer))
         publisher.publish(beat(1))
         assert await publisher.flush(5.0)
         await (await rank.producer()).publish([record(HERE, b"rank")])

@@ -16,7 +16,7 @@ def test_the_parts_of_the_end_share_one_budget() -> None:
     budget = EndBudget(2.0, now_s=lambda: now[0])
     now[0] += 50
     assert (budget.drain_s(), budget.left_s(5.0)) == (2.0, 5.0)
-    budget.begin()
+    budget.start()
     assert (budget.drain_s(), budget.left_s(9.0)) == (2.0, 2.0 + LET_GO_S)
     now[0] += 1.5
     assert (budget.drain_s(), budget.left_s(9.0)) == (0.5, 0.5 + LET_GO_S)

@@ -92,23 +92,23 @@ def test_looking_closer_lasts_fifty_steps() -> None:
 def test_a_rule_may_ask_to_look_closer_in_the_middle() -> None:
     made = schedule()
     assert steps(made, "gradients", 14) == [0, 10]
-    made.look_closer(14, 5)
+    made.capture_closely(14, 5)
     assert steps(made, "gradients", 31, start=14) == [14, 15, 16, 17, 18, 20, 30]
-    made.look_closer(31, 20)
+    made.capture_closely(31, 20)
     assert steps(made, "activations", 60, start=31) == [35, 40, 45, 50]
 
 
 def test_explicit_steps_are_all_there_is_in_a_closer_look_too() -> None:
     made = schedule(optimizer_state={"steps": [7, 22]}, gradients={"steps": [30]}, weights="off")
-    made.look_closer(20, 20)
+    made.capture_closely(20, 20)
     assert steps(made, "optimizer_state", 60) == [7, 22]
     assert steps(made, "gradients", 60) == [30]
 
 
 def test_the_interval_in_force_is_that_of_the_step() -> None:
     made = schedule(weights={"every": 3})
-    made.look_closer(20, 10)
-    made.look_closer(25, 10)
+    made.capture_closely(20, 10)
+    made.capture_closely(25, 10)
     for step, intervals in (
         (19, (10, 3, 100)),
         (20, (1, 1, 5)),

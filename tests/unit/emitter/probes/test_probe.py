@@ -61,7 +61,7 @@ class Sick(Probe):
     name = "sick"
     looks = 0
 
-    def begin(self, training: Training, optimizers: Optimizers) -> None:
+    def start(self, training: Training, optimizers: Optimizers) -> None:
         self.wakes = 3
 
     def stepped(self, training: Training, step: int) -> None:
@@ -91,7 +91,7 @@ def test_each_training_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     class Counted(Probe):
         name = "counted"
 
-        def begin(self, training: Training, optimizers: Optimizers) -> None:
+        def start(self, training: Training, optimizers: Optimizers) -> None:
             made.append(self)
 
     monkeypatch.setattr(probe_list, "PROBES", (Counted,))
@@ -111,7 +111,7 @@ class Witness(Probe):
     of = "weights"
     calls: ClassVar[list[str]] = []
 
-    def begin(self, training: Training, optimizers: Optimizers) -> None:
+    def start(self, training: Training, optimizers: Optimizers) -> None:
         self.reads, self.wakes = 2, 3
         self.calls.append("begin")
 
@@ -191,8 +191,8 @@ def test_each_call_comes_at_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_one_that_is_not_on_is_not_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Idle(Witness):
-        def begin(self, training: Training, optimizers: Optimizers) -> None:
-            super().begin(training, optimizers)
+        def start(self, training: Training, optimizers: Optimizers) -> None:
+            super().start(training, optimizers)
             self.on = False
 
     calls: list[str] = []

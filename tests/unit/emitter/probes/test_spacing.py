@@ -28,7 +28,7 @@ def training(step_s: float | None) -> Training:
 
 def looks(spacing: Spacing, of: Training, cost_s: float, until: int = 20_000) -> Iterator[int]:
     """The distances between looks that cost so much each, after `LATE`."""
-    spacing.begin(of, "looks")
+    spacing.start(of, "looks")
     step = 0
     while step < until:
         of.isolation.spent["looks"] = of.isolation.spent.get("looks", 0.0) + cost_s
@@ -59,7 +59,7 @@ def test_looks_are_as_far_apart_as_they_cost(
 
 def test_one_look_that_others_held_up_changes_nothing() -> None:
     of, spacing = training(0.001), Spacing(50)
-    spacing.begin(of, "looks")
+    spacing.start(of, "looks")
     for step, cost_s in enumerate([40e-6, 40e-6, 1.0], LATE):
         of.isolation.spent["looks"] = of.isolation.spent.get("looks", 0.0) + cost_s
         assert spacing.looked(step) == 50
@@ -72,8 +72,8 @@ def test_nothing_is_spared_before_a_training_is_known() -> None:
 
 def test_losses_and_graphs_are_looked_at_by_it() -> None:
     losses, graphs, of = LossInputs(), KeptGraphs(), training(0.001)
-    losses.spacing.begin(of, "looks")
-    graphs.spacing.begin(of, "looks")
+    losses.spacing.start(of, "looks")
+    graphs.spacing.start(of, "looks")
     seen, marked = [], []
     for step in range(3001):
         of.isolation.spent["looks"] = of.isolation.spent.get("looks", 0.0) + 400e-6

@@ -74,7 +74,7 @@ def test_what_fails_at_the_end_does_not_keep_the_rest_of_the_end_from_happening(
     session = Session(captured.environment(tmp_path), isolation)
     run = Run(session)
     isolation.switch_off("api", "planted")
-    session.begin()
+    session.start()
     session.announce({})
     closed: list[bool] = []
     session.before_end = fail
@@ -111,7 +111,7 @@ def test_a_stop_comes_through_without_a_stderr(
     monkeypatch.delenv("TOCSIN_STOP", raising=False)
     rank = exit_points.started(ORIGIN, ignore)
     try:
-        rank.hear(signer.sign(signer.command("r1", "i1")))
+        rank.receive(signer.sign(signer.command("r1", "i1")))
         with open(os.devnull, "w") as closed:
             pass
         monkeypatch.setattr(sys, "stderr", closed)

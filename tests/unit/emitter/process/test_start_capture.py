@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def settings_of(capture: Mapping[str, object]) -> Iterator[tuple[Run, CaptureSettings]]:
     with start(services=False, capture=capture) as run:
         assert current.session is not None
-        yield run, current.session.begin().settings
+        yield run, current.session.start().settings
 
 
 def test_what_code_says_is_laid_over_the_file(folder: Path) -> None:
@@ -79,7 +79,7 @@ def test_what_a_training_captures_does_not_change_while_it_runs(
     monkeypatch.setenv("TOCSIN_RUN_ID", "r1")
     monkeypatch.setenv("TOCSIN_LAUNCHER", str(folder / "launcher"))
     current.session = Session(os.environ, current.isolation)
-    current.session.begin()
+    current.session.start()
 
     with settings_of({"budget": "1%"}) as (_, settings):
         assert settings == CaptureSettings()
@@ -109,7 +109,7 @@ def test_the_callback_of_a_framework_says_it_too(folder: Path) -> None:
     )
     with Framework("any", options).run:
         assert current.session is not None
-        assert current.session.begin().settings.budget == 0.03
+        assert current.session.start().settings.budget == 0.03
 
 
 def test_keys_are_laid_over_one_by_one() -> None:

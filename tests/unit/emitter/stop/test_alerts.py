@@ -49,7 +49,7 @@ def named_loss(training: Training) -> None:
 
 def evaluation(training: Training) -> None:
     losses = EvaluationLosses()
-    losses.begin(training, object.__new__(Optimizers))
+    losses.start(training, object.__new__(Optimizers))
     losses._send(At(3, "eval", due=False), math.nan)
 
 

@@ -41,7 +41,7 @@ class Place:
     def leaves(self, rank: Rank, **changes: Any) -> StopCheckpoint:
         """What the rank decides at the edge after such a command."""
         fields = {"checkpoint": "save", "last_good_checkpoint": GOOD, **changes}
-        rank.hear(self.signer.sign(self.signer.command("r1", "i1", **fields)))
+        rank.receive(self.signer.sign(self.signer.command("r1", "i1", **fields)))
         with pytest.raises(StopTraining):
             exit_points.check("optimizer_step", 12)
         kinds = [type(one) for one in self.said]
@@ -147,9 +147,9 @@ def test_a_framework_that_ends_its_loop_saves_by_itself(place: Place) -> None:
         place.said.clear()
         rank = place.started()
         take_over(take)
-        rank.hear(place.signer.sign(place.signer.command("r1", "i1", checkpoint="save")))
+        rank.receive(place.signer.sign(place.signer.command("r1", "i1", checkpoint="save")))
         exit_points.check("optimizer_step", 12)
-        saving.writes.begin()
+        saving.writes.start()
         saving.writes.end(path)
         with pytest.raises(StopTraining):
             exit_points.leave()
@@ -191,7 +191,7 @@ def test_a_command_that_comes_while_a_rank_leaves_before_an_update_confirms_that
     rank = place.started()
 
     def save() -> str:
-        rank.hear(place.signer.sign(place.signer.command("r1", "i1", checkpoint="save")))
+        rank.receive(place.signer.sign(place.signer.command("r1", "i1", checkpoint="save")))
         return "/c/12.pt"
 
     saving.on_stop(save)
@@ -224,7 +224,7 @@ def test_all_ranks_save_or_none(
     agreement = Agreement(ranks)
     rank._agreed = agreement
     command = place.signer.command("r1", "i1", checkpoint="save", last_good_checkpoint=GOOD)
-    rank.hear(place.signer.sign(command))
+    rank.receive(place.signer.sign(command))
     with pytest.raises(StopTraining):
         rank._leave(command, "optimizer_step", 12)
     (decided,) = [one for one in place.said if isinstance(one, StopCheckpoint)]
@@ -243,7 +243,7 @@ def test_a_rank_that_was_not_told_keeps_the_others_from_saving(place: Place) -> 
 
 def test_a_write_that_goes_on_is_waited_for_and_told(place: Place) -> None:
     rank = place.started()
-    saving.writes.begin()
+    saving.writes.start()
     threading.Timer(0.0, lambda: saving.writes.end("/c/12.pt")).start()
     place.leaves(rank, checkpoint="skip")
     told: list[object] = []
@@ -258,7 +258,7 @@ def test_a_write_that_goes_on_is_waited_for_and_told(place: Place) -> None:
 
 def test_a_write_that_never_ends_is_waited_for_as_long_as_the_grace(place: Place) -> None:
     rank = place.started()
-    saving.writes.begin()
+    saving.writes.start()
     try:
         place.leaves(rank, checkpoint="skip", grace_s=0.01)
     finally:

@@ -119,7 +119,7 @@ def test_a_verified_stop_is_raised_at_the_next_edge(place: Place) -> None:
 
 def test_a_loop_that_swallows_the_stop_is_left_at_the_next_edge_again(place: Place) -> None:
     rank = start(place)
-    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    rank.receive(place.signer.sign(place.signer.command("r1", "i1")))
     for step in (1, 2):
         with pytest.raises(StopTraining):
             exit_points.check("optimizer_step", step)
@@ -145,7 +145,7 @@ def test_a_framework_that_ends_its_loop_is_left_behind_it(
 ) -> None:
     rank = start(place)
     exit_points.leave()
-    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    rank.receive(place.signer.sign(place.signer.command("r1", "i1")))
     exit_points.check("optimizer_step", 4)
     # Another optimizer of the same step, and the evaluation at the end.
     exit_points.check("optimizer_step", 4)
@@ -164,7 +164,7 @@ def test_a_framework_that_goes_on_is_left_at_the_next_edge(
     place: Place, taken: list[StopTraining]
 ) -> None:
     rank = start(place)
-    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    rank.receive(place.signer.sign(place.signer.command("r1", "i1")))
     exit_points.check("scaler_update", 4)
     with pytest.raises(StopTraining):
         exit_points.check("backward", 5)
@@ -175,7 +175,7 @@ def test_an_evaluation_that_lasts_is_left(
     place: Place, taken: list[StopTraining], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank = start(place)
-    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    rank.receive(place.signer.sign(place.signer.command("r1", "i1")))
     exit_points.check("optimizer_step", 4)
     monkeypatch.setattr(rank_module, "TAKEN_S", 0.0)
     with pytest.raises(StopTraining):
@@ -189,7 +189,7 @@ def test_a_framework_that_does_not_take_it_is_left_at_once(
 ) -> None:
     rank = start(place)
     take_over(answer)
-    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    rank.receive(place.signer.sign(place.signer.command("r1", "i1")))
     try:
         with pytest.raises(StopTraining):
             exit_points.check("optimizer_step", 4)
@@ -208,8 +208,8 @@ def test_a_framework_that_does_not_take_it_is_left_at_once(
 def test_each_rank_judges_for_itself(place: Place, change: dict[str, object], why: str) -> None:
     rank = start(place)
     command = place.signer.command("r1", "i1").model_copy(update=change)
-    rank.hear(place.signer.sign(command))
-    rank.hear(place.signer.sign(command))
+    rank.receive(place.signer.sign(command))
+    rank.receive(place.signer.sign(command))
     exit_points.check("optimizer_step", 1)
     (refused,) = place.of(StopRefused)
     assert isinstance(refused, StopRefused)
@@ -219,7 +219,7 @@ def test_each_rank_judges_for_itself(place: Place, change: dict[str, object], wh
 
 def test_a_forged_datagram_stops_nothing(place: Place) -> None:
     rank = start(place)
-    rank.hear(StopSigner().sign(place.signer.command("r1", "i1")))
+    rank.receive(StopSigner().sign(place.signer.command("r1", "i1")))
     exit_points.check("optimizer_step", 1)
     assert rank.refused["untrusted_key"] == 1
 
@@ -227,7 +227,7 @@ def test_a_forged_datagram_stops_nothing(place: Place) -> None:
 def test_stops_can_be_off(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOCSIN_STOP", "off")
     rank = start(place)
-    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    rank.receive(place.signer.sign(place.signer.command("r1", "i1")))
     exit_points.check("optimizer_step", 1)
     assert rank.refused["stops_off"] == 1
 
@@ -246,14 +246,14 @@ def test_an_emitter_that_fails_does_not_hold_up_the_stop(place: Place) -> None:
         raise RuntimeError("the bus is gone")
 
     rank = exit_points.started(ORIGIN, place.said.append, flush=failing)
-    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    rank.receive(place.signer.sign(place.signer.command("r1", "i1")))
     with pytest.raises(StopTraining):
         exit_points.check("optimizer_step", 1)
 
 
 def test_a_forked_worker_is_not_a_rank(place: Place) -> None:
     rank = start(place)
-    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    rank.receive(place.signer.sign(place.signer.command("r1", "i1")))
     child = os.fork()
     if child == 0:
         code = 1
@@ -321,7 +321,7 @@ def test_ranks_leave_one_edge_after_the_round_that_said_so(place: Place) -> None
     peers = Peers()
     rank = rank_with(place, Agreement(peers, clock=Ticking(1.0)))
     rank.at_exit_point("optimizer_step", 0)
-    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    rank.receive(place.signer.sign(place.signer.command("r1", "i1")))
     rank.at_exit_point("optimizer_step", 1)
     with pytest.raises(StopTraining):
         rank.at_exit_point("optimizer_step", 2)
@@ -415,7 +415,7 @@ def test_ranks_that_do_not_step_alike_leave_at_their_own_edges(place: Place) -> 
     assert isinstance(degraded, CaptureDegraded)
     assert "do not step alike" in degraded.reason
     rank.at_exit_point("optimizer_step", 2)
-    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    rank.receive(place.signer.sign(place.signer.command("r1", "i1")))
     with pytest.raises(StopTraining):
         rank.at_exit_point("optimizer_step", 3)
     assert len(peers.rounds) == 1
@@ -505,7 +505,7 @@ def test_the_next_training_does_not_use_a_group_whose_ranks_did_not_do_the_same(
 def test_a_rank_that_heard_does_not_wait_for_ever(place: Place) -> None:
     peers = Peers(ready=False)
     rank = rank_with(place, Agreement(peers, clock=Ticking(1.0)))
-    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    rank.receive(place.signer.sign(place.signer.command("r1", "i1")))
     rank.at_exit_point("optimizer_step", 0)
     with pytest.raises(StopTraining):
         rank.at_exit_point("optimizer_step", 1)
@@ -564,7 +564,7 @@ def test_a_rank_whose_group_was_destroyed_leaves_alone(place: Place) -> None:
     rank = rank_with(place, agreement)
     rank.at_exit_point("optimizer_step", 0)
     agreement.close()
-    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    rank.receive(place.signer.sign(place.signer.command("r1", "i1")))
     with pytest.raises(StopTraining):
         rank.at_exit_point("optimizer_step", 1)
     assert place.of(CaptureDegraded) == []
@@ -575,7 +575,7 @@ def test_an_evaluation_batch_is_no_edge_of_a_group_at_first(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank = rank_with(place, Agreement(Peers()))
-    rank.hear(place.signer.sign(place.signer.command("r1", "i1")))
+    rank.receive(place.signer.sign(place.signer.command("r1", "i1")))
     rank.at_exit_point("evaluation", 5)
     monkeypatch.setattr(rank_module, "EVALUATION_S", 0.0)
     with pytest.raises(StopTraining):

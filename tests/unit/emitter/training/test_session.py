@@ -27,7 +27,7 @@ def test_no_stop_is_heard_any_more_when_the_sender_closes(
     with captured(tmp_path):
         session = current.session
         assert session is not None
-        session.begin()
+        session.start()
         session.announce({})
         assert exit_points._rank is not None
     assert heard == [False]

@@ -245,13 +245,13 @@ def test_the_marker_shows_the_call_under_way() -> None:
     os.close(page)
 
     assert reader.read() is None
-    writer.begin(b"mine", "läuft".encode(), 3, 40)
+    writer.start(b"mine", "läuft".encode(), 3, 40)
     mark = reader.read()
     assert mark is not None
     assert (mark.rule, mark.run_id, mark.partition, mark.offset) == ("mine", "läuft", 3, 40)
     writer.end()
     assert reader.read() is None
-    writer.begin(b"m" * 9000, b"", 0, -1)
+    writer.start(b"m" * 9000, b"", 0, -1)
     assert reader.read() is not None
     writer.close()
     reader.close()

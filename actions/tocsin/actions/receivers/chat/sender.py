@@ -87,7 +87,7 @@ class ChatSender:
                 return replace(edited, handle=handle)
             if _good(edited):
                 title = escaped(url, message.title)
-                told = await self._tell(chat, handle, message, text, title)
+                told = await self._announce_change(chat, handle, message, text, title)
                 return replace(edited if told is None else told, handle=handle)
             # It is gone, or may not be edited any more.
         posted = await self._ask(chat, chat.post(text))
@@ -97,7 +97,7 @@ class ChatSender:
             await self._ask(chat, chat.post(evidence, to=posted.handle, loud=False))
         return posted
 
-    async def _tell(
+    async def _announce_change(
         self, chat: EditableChat, handle: str, message: Message, text: str, title: str
     ) -> Outcome | None:
         """An edit notifies nobody, so changes are also sent as a message; None: nothing changed."""

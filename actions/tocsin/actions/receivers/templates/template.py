@@ -91,8 +91,8 @@ def compile_template(config: TemplateConfig, escape: Escape) -> Template:
         MissingExtra: it is of Jinja, which is not installed.
     """
     compiler: Mapping[Language, Callable[[str, Escape], Template]] = {
-        "fields": _of_fields,
-        "jinja": _of_jinja,
+        "fields": _field_template,
+        "jinja": _jinja_template,
     }
     return compiler[config.language](config.text, escape)
 
@@ -207,7 +207,7 @@ def _unknown(name: str, text: str, at: int) -> TemplateFault:
 # -- {field} -----------------------------------------------------------------------------------
 
 
-def _of_fields(text: str, escape: Escape) -> Template:
+def _field_template(text: str, escape: Escape) -> Template:
     known = sample_fields()[0]
     for found in _FIELD.finditer(text):
         name, part = found[1], found[2]
@@ -239,7 +239,7 @@ class _Ready(str):
     """JSON, which is in its final form where a body is JSON."""
 
 
-def _of_jinja(text: str, escape: Escape) -> Template:
+def _jinja_template(text: str, escape: Escape) -> Template:
     require_extra("actions", "a template in Jinja", "jinja2")
     from jinja2 import TemplateError, TemplateSyntaxError
 

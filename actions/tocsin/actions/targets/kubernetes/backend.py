@@ -11,7 +11,7 @@ from tocsin.actions.targets.answers import instead
 from tocsin.actions.targets.kind import JobSeen, StopAsked, TargetJob
 from tocsin.actions.targets.kubernetes.api import Answer, KubernetesApi
 from tocsin.actions.targets.kubernetes.config import KubernetesTarget
-from tocsin.actions.targets.kubernetes.judgement import Seen, judge, why_not
+from tocsin.actions.targets.kubernetes.judgement import Seen, evaluate, why_not
 from tocsin.actions.targets.kubernetes.objects import (
     Job,
     Owner,
@@ -46,7 +46,7 @@ class KubernetesBackend:
         self._workload = WORKLOADS[config.kind]
         self._owners: dict[str, Owner] = {}
 
-    async def look(self, job: TargetJob) -> JobSeen:
+    async def inspect(self, job: TargetJob) -> JobSeen:
         """Show whether a pod of this incarnation still runs. Takes at most a minute."""
         recorded = self._recorded(job)
         if isinstance(recorded, str):
@@ -56,7 +56,9 @@ class KubernetesBackend:
                 seen = await self._find(job, recorded)
         except TimeoutError:
             return JobSeen("unknown", _TOO_LONG)
-        return JobSeen("unknown", seen.why) if isinstance(seen, Answer) else judge(recorded, seen)
+        return (
+            JobSeen("unknown", seen.why) if isinstance(seen, Answer) else evaluate(recorded, seen)
+        )
 
     async def stop(self, job: TargetJob) -> StopAsked:
         """Suspend or delete the job of this incarnation, unless it is gone already. Takes at most a
@@ -84,7 +86,7 @@ class KubernetesBackend:
             found = await self._find(job, recorded)
             if isinstance(found, Answer):
                 return _failed(found)
-            state = judge(recorded, found)
+            state = evaluate(recorded, found)
             if state.state != "running":
                 return instead(state)
             asked = await self._ask(job, recorded, found)

@@ -42,7 +42,7 @@ class Seen:
         return f"{self.resource.kind} {self.job_name}"
 
 
-def judge(recorded: Recorded, seen: Seen) -> JobSeen:
+def evaluate(recorded: Recorded, seen: Seen) -> JobSeen:
     """Whether this incarnation still runs.
 
     A job's own status does not tell: it is suspended, and after a deletion gone, while processes

@@ -99,7 +99,7 @@ class RayJobs:
         self._tls = tls
         self._now_ms = now_ms
 
-    async def look(self, job: TargetJob) -> JobSeen:
+    async def inspect(self, job: TargetJob) -> JobSeen:
         """Show whether the job still runs."""
         seen, _ = await self._described(job)
         return seen

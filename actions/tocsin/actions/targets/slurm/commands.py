@@ -90,14 +90,14 @@ class Commands:
 
     async def set_requeue(self, called: str, *, allowed: bool) -> StopAsked:
         """By `scontrol update`."""
-        return _asked(
+        return _answer(
             "scontrol update",
             await self._run("scontrol", "update", f"JobId={called}", f"Requeue={int(allowed)}"),
         )
 
     async def cancel(self, called: str) -> StopAsked:
         """By `scancel`."""
-        return _asked("scancel", await self._run("scancel", called))
+        return _answer("scancel", await self._run("scancel", called))
 
     async def close(self) -> None:
         """Nothing stays open."""
@@ -153,7 +153,7 @@ def _read_job(line: str) -> ListedJob:
     )
 
 
-def _asked(command: str, done: Done) -> StopAsked:
+def _answer(command: str, done: Done) -> StopAsked:
     if done.code == 0:
         return StopAsked("accepted", f"{command} exited with 0")
     denied = any(words in done.errors for words in _DENIED)

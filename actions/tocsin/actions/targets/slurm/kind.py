@@ -38,13 +38,13 @@ class SlurmCluster:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
 
-    async def look(self, job: TargetJob) -> JobSeen:
+    async def inspect(self, job: TargetJob) -> JobSeen:
         """Show what the cluster lists of the job."""
         try:
             wanted = wanted_job(job.scheduler)
         except ValueError as error:
             return not_seen(str(error))
-        found, _ = await self._look(job, wanted)
+        found, _ = await self._inspect(job, wanted)
         return found
 
     async def stop(self, job: TargetJob) -> StopAsked:
@@ -58,14 +58,14 @@ class SlurmCluster:
             wanted = wanted_job(job.scheduler)
         except ValueError as error:
             return StopAsked("refused", str(error))
-        before, requeue = await self._look(job, wanted)
+        before, requeue = await self._inspect(job, wanted)
         if before.state != "running":
             return instead(before)
         if requeue:
             asked = await self._controller.set_requeue(wanted.called, allowed=False)
             if asked.result != "accepted":
                 return asked
-            now, requeue = await self._look(job, wanted)
+            now, requeue = await self._inspect(job, wanted)
             if now.state == "replaced":
                 # It was queued again meanwhile, and this one must go on as its owner wants.
                 await self._controller.set_requeue(wanted.called, allowed=True)
@@ -79,7 +79,7 @@ class SlurmCluster:
         """Close the connections."""
         await self._controller.close()
 
-    async def _look(self, job: TargetJob, wanted: WantedJob) -> tuple[JobSeen, bool]:
+    async def _inspect(self, job: TargetJob, wanted: WantedJob) -> tuple[JobSeen, bool]:
         """What is seen of the job, and whether it may be queued again."""
         listing = await self._controller.jobs(wanted.called)
         if listing.failure:

@@ -73,11 +73,11 @@ class Rest:
         body: dict[str, JsonValue] = {"requeue": allowed}
         if self._api == _SWITCHES and not allowed:
             body = {"no_requeue": True}
-        return _asked(*await self._ask("POST", called, body))
+        return _answer(*await self._ask("POST", called, body))
 
     async def cancel(self, called: str) -> StopAsked:
         """By its deletion, which is a plain `scancel`."""
-        return _asked(*await self._ask("DELETE", called))
+        return _answer(*await self._ask("DELETE", called))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -168,7 +168,7 @@ def _errors(answer: JsonValue) -> set[int]:
     return {number for number in numbers if isinstance(number, int) and number}
 
 
-def _asked(outcome: Outcome, answer: JsonValue) -> StopAsked:
+def _answer(outcome: Outcome, answer: JsonValue) -> StopAsked:
     errors = _errors(answer) - {_ALREADY_DONE}
     why = _why(outcome, errors)
     if why is None or _ALREADY_DONE in _errors(answer):

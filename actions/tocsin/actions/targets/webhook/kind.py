@@ -98,7 +98,7 @@ class StopService:
     tls: ssl.SSLContext | None = None
     now_ms: Callable[[], int] = monotonic_clock.unix_ms
 
-    async def look(self, job: TargetJob) -> JobSeen:
+    async def inspect(self, job: TargetJob) -> JobSeen:
         """Ask for the state of the job."""
         outcome, answer = await self.poster.ask(
             "GET", status_of(self.status_url, job), headers=self.headers, tls=self.tls
@@ -107,7 +107,7 @@ class StopService:
 
     async def stop(self, job: TargetJob) -> StopAsked:
         """Look, and post the request unless it is over. Each attempt has the same id."""
-        seen = await self.look(job)
+        seen = await self.inspect(job)
         # A service that cannot tell yet is asked anyway: the request names the incarnation.
         if seen.state in ("ended", "replaced"):
             return instead(seen)

@@ -24,7 +24,7 @@ def training_curves(numbers: RunNumbers) -> Section:
         chart = line_chart([evaluation], title="Loss in evaluation", marks=step_marks(numbers))
         return Section(
             key="training", title=title, charts=[chart],
-            finding=f"No loss of the training was captured. {_of_evaluations(evaluation)}",
+            finding=f"No loss of the training was captured. {_evaluations_text(evaluation)}",
         )  # fmt: skip
     if loss is None:
         return not_captured(
@@ -112,11 +112,11 @@ def _finding(loss: Series, evaluation: Line | None, whose: str) -> str:
             f"first at step {at:,}."
         )
     if evaluation is not None:
-        found.append(_of_evaluations(evaluation))
+        found.append(_evaluations_text(evaluation))
     return " ".join(filter(None, found))
 
 
-def _of_evaluations(evaluation: Line) -> str:
+def _evaluations_text(evaluation: Line) -> str:
     known = np.isfinite(evaluation.y)
     if not known.any():
         return "The loss of the evaluations was never finite."

@@ -22,7 +22,7 @@ _TORCH = "torch"
 _AGENT = "torch.distributed.elastic.agent.server.api"
 
 
-def _say_hello() -> None:
+def _report_start() -> None:
     launcher = os.environ.get("TOCSIN_LAUNCHER")
     if not launcher:
         return
@@ -41,7 +41,7 @@ def _say_hello() -> None:
         sender.close()
 
 
-def _tell(text: str) -> None:
+def _report(text: str) -> None:
     try:
         sys.stderr.write(f"tocsin: {text}\n")
     except Exception:  # closed, or None
@@ -100,12 +100,12 @@ def _loaded(name: str, module: ModuleType) -> None:
             on_import.agent_loaded(module)
     except ModuleNotFoundError as error:
         if name == _TORCH and (error.name or "").partition(".")[0] == "tocsin":
-            _tell(
+            _report(
                 f"{sys.executable} has torch but not tocsin, so this training is not watched; "
                 f"try, in the clone that you installed from: {sys.executable} -m pip install ."
             )
     except Exception as error:
-        _tell(f"this training is not watched: {error!r}")
+        _report(f"this training is not watched: {error!r}")
     finally:
         if collecting:
             gc.enable()
@@ -130,9 +130,9 @@ def _hand_on() -> None:
 
 if os.environ.get("TOCSIN_RUN_ID"):
     try:
-        _say_hello()
+        _report_start()
         sys.meta_path.insert(0, _Watcher())
     except Exception as error:
-        _tell(f"the hook has failed: {error!r}")
+        _report(f"the hook has failed: {error!r}")
 
 _hand_on()

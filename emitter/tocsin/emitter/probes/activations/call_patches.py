@@ -24,9 +24,9 @@ from torch.compiler import is_dynamo_compiling
 from tocsin.emitter.probes.activations.compiled import (
     IN_GRAPHS,
     NONE,
-    look,
-    look_at_attention,
-    take_slot,
+    acquire_slot,
+    trace_attention,
+    trace_look,
 )
 from tocsin.emitter.probes.activations.module_kinds import TYPES
 from tocsin.emitter.training.context import current
@@ -57,9 +57,9 @@ class Seer:
     def traced(self, result: object, args: tuple[object, ...]) -> None:
         """A compiler traces a call."""
         if IN_GRAPHS and not torch.compiler.is_exporting():
-            slot = take_slot(False)
+            slot = acquire_slot(False)
             if slot != NONE:
-                look(result, args, slot)
+                trace_look(result, args, slot)
 
     def __reduce__(self) -> tuple[type, tuple[object, ...], dict[str, object]]:
         # Who pickles a class by value (cloudpickle, of one in `__main__`) has our call in it: it
@@ -211,9 +211,9 @@ def _watched_attention(original: Callable[..., object], seer: Seer) -> Callable[
         result = original(query, key, value, *args, **kwargs)
         if is_dynamo_compiling():
             if IN_GRAPHS and not torch.compiler.is_exporting():
-                slot = take_slot(True)
+                slot = acquire_slot(True)
                 if slot != NONE:
-                    look_at_attention(query, key, args, kwargs, slot)
+                    trace_attention(query, key, args, kwargs, slot)
             return result
         if seer.due:
             current.isolation.run("attention", _see, seer, query, key, args, kwargs)

@@ -104,7 +104,7 @@ def _value(variable: object) -> object:
     return None
 
 
-def take_slot(whatever: bool) -> int:
+def acquire_slot(whatever: bool) -> int:
     """`slots.acquire`, for the compiler: one answer for good. Never raises."""
     try:
         return slots.acquire(whatever=whatever)
@@ -114,10 +114,10 @@ def take_slot(whatever: bool) -> int:
 
 
 # What `torch.compiler.assume_constant_result` would put there; it would import the compiler.
-take_slot._dynamo_marked_constant = True  # type: ignore[attr-defined]
+acquire_slot._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def look(result: object, args: tuple[object, ...], slot: int) -> None:
+def trace_look(result: object, args: tuple[object, ...], slot: int) -> None:
     """Put the operation into the graph that is made: traced, never run."""
     if isinstance(result, tuple):
         if len(result) > 1 and isinstance(result[0], torch.Tensor):
@@ -131,7 +131,7 @@ def look(result: object, args: tuple[object, ...], slot: int) -> None:
         torch.ops.tocsin.look(result, before, slot)
 
 
-def look_at_attention(
+def trace_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     args: tuple[object, ...],
@@ -146,7 +146,7 @@ def look_at_attention(
 
 
 def takes_input(slot: int) -> bool:
-    """Whether the module is read by its input. Called by the compiler, as `take_slot` is."""
+    """Whether the module is read by its input. Called by the compiler, as `acquire_slot` is."""
     module = slots.module(slot)
     return module is not None and kind_of(module) is Kind.SATURATING
 
@@ -172,10 +172,10 @@ def define(see: See, see_attention: SeeAttention) -> None:
         "int slot) -> ()"
     )
 
-    def look(x: torch.Tensor, y: torch.Tensor | None, slot: int) -> None:
+    def trace_look(x: torch.Tensor, y: torch.Tensor | None, slot: int) -> None:
         see(slot, x, y)
 
-    def look_at_attention(
+    def trace_attention(
         q: torch.Tensor,
         k: torch.Tensor,
         mask: torch.Tensor | None,
@@ -185,7 +185,7 @@ def define(see: See, see_attention: SeeAttention) -> None:
     ) -> None:
         see_attention(slot, q, k, mask, is_causal, scale)
 
-    for name, function in (("look", look), ("look_at_attention", look_at_attention)):
+    for name, function in (("look", trace_look), ("look_at_attention", trace_attention)):
         library.impl(name, function, "CompositeExplicitAutograd")
         library.impl(name, _nothing, "Meta")
         library.impl(name, torch.library.fallthrough_kernel, "Autograd")

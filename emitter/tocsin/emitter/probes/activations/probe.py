@@ -39,7 +39,7 @@ class ActivationProbe(Probe):
         self._missed: tuple[CollectionPlan, ...] = ()
         self._spent_s = 0.0
 
-    def begin(self, training: Training, optimizers: Optimizers) -> None:
+    def start(self, training: Training, optimizers: Optimizers) -> None:
         """See `Probe`."""
         self._isolation, self._optimizers = training.isolation, optimizers
         self._schedule = training.schedule if self._own is None else self._own

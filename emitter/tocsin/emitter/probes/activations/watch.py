@@ -236,7 +236,7 @@ class Activations(Seer):
             if unseen and self._vain >= patience:
                 self._give_up(CUDA_GRAPHS if slots.cuda_graphs else COMPILED, loud=False)
         if any(reading.slot is not None for reading in readings.all):
-            _tell_apart(readings.all, self._found)
+            _name_apart(readings.all, self._found)
         if self.mode == "train":  # an evaluation does not change them
             with torch.no_grad():
                 for reading in output_layers.embeddings(self._found.embeddings):
@@ -319,7 +319,7 @@ def _reading(known: Known, x: torch.Tensor, y: torch.Tensor | None) -> Reading |
     return Reading("activations", name, spread(x))
 
 
-def _tell_apart(readings: list[Reading], found: Found) -> None:
+def _name_apart(readings: list[Reading], found: Found) -> None:
     """Name the readings of one graph for several modules: those that differ by a number in the
     name.
     """

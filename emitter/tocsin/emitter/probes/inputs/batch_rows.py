@@ -44,7 +44,7 @@ class InputProbe(Probe):
         self._own: Final = schedule
         self._rows: tuple[str, Pending] | None = None
 
-    def begin(self, training: Training, optimizers: Optimizers) -> None:
+    def start(self, training: Training, optimizers: Optimizers) -> None:
         """See `Probe`."""
         plans = training.settings.plans_of(INPUTS)
         self.on = any(plan.schedule(self._mode) is not None for plan in plans)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from tocsin.emitter.probes.inputs.input_channels import ChannelLook, InputChannels, look
+from tocsin.emitter.probes.inputs.input_channels import ChannelLook, InputChannels, sample_channels
 from tocsin.emitter.probes.inputs.label_counts import MAX_CLASSES, ClassCounts, Ids
 from tocsin.emitter.probes.inputs.named_data import NamedData
 from tocsin.emitter.probes.inputs.token_counts import TokenShares
@@ -123,10 +123,10 @@ class DataProbe(Probe):
         """What all looks together have cost, seconds of CPU."""
         self.reset()
 
-    def begin(self, training: Training, optimizers: Optimizers) -> None:
+    def start(self, training: Training, optimizers: Optimizers) -> None:
         """A training begins."""
         self._by_steps = training.settings.pacing == "steps"
-        self._late.begin(training, self.name)
+        self._late.start(training, self.name)
 
     def reset(self) -> None:
         """Another training begins."""
@@ -161,7 +161,7 @@ class DataProbe(Probe):
             fits = target.dim() == max(0, scores.dim() - 1) and target.device == scores.device
             if fits and not target.is_floating_point():
                 ignored = kwargs.get("ignore_index", IGNORED)
-                self._look_at_classes(
+                self._sample_classes(
                     scores, target, mode, ignored if isinstance(ignored, int) else IGNORED
                 )
         self._paid(began, mode)
@@ -175,7 +175,7 @@ class DataProbe(Probe):
             return
         began = time.thread_time()
         if labels is not None and predictions is not None and predictions.is_floating_point():
-            self._look_at_classes(predictions, labels, mode)
+            self._sample_classes(predictions, labels, mode)
         elif labels is not None:
             apart = _apart(labels.numel(), ROWS)
             ids = [labels.reshape(-1)[::apart]]
@@ -186,12 +186,12 @@ class DataProbe(Probe):
             sample = tokens.reshape(-1)[:: _apart(tokens.numel(), ROWS)]
             self._keep(mode, _Sample([sample], 0, tokens=True))
         for name, batch in data.inputs.items():
-            seen = look(name, batch)
+            seen = sample_channels(name, batch)
             if seen is not None:
                 self._keep(mode, seen)
         self._paid(began, mode)
 
-    def _look_at_classes(
+    def _sample_classes(
         self, scores: torch.Tensor, target: torch.Tensor, mode: Mode, ignored: int = IGNORED
     ) -> None:
         with torch.no_grad():

@@ -75,7 +75,7 @@ class Loaders(Probe):
         """This iterator of a data loader gave a batch; most often it is the one from before."""
         if self._newest is None or self._newest() is not iterator:
             self._newest = weakref.ref(iterator)
-            self._last = self._look(iterator)
+            self._last = self._inspect(iterator)
         facts = self._last
         if facts is not None and facts.mode is None:
             facts.silent += 1
@@ -140,7 +140,7 @@ class Loaders(Probe):
                     )
                 )
 
-    def _look(self, iterator: object) -> LoaderFacts:
+    def _inspect(self, iterator: object) -> LoaderFacts:
         """The facts of an iterator's loader; a new epoch's are those of the one before."""
         facts = facts_of(iterator)
         dataset = getattr(iterator, "_dataset", None)

@@ -50,7 +50,7 @@ class ChannelLook:
         return found
 
 
-def look(name: str, batch: torch.Tensor) -> ChannelLook | None:
+def sample_channels(name: str, batch: torch.Tensor) -> ChannelLook | None:
     """Look at a batch of inputs; None if it holds no real numbers, or none at all."""
     numbers = readable(batch, NUMBERS)
     if numbers is None or numbers.numel() == 0:

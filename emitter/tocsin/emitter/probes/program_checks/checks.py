@@ -101,13 +101,13 @@ class SourceChecks(Probe):
         self._graphs.reset()
         self._reset()
 
-    def begin(self, training: Training, optimizers: Optimizers) -> None:
+    def start(self, training: Training, optimizers: Optimizers) -> None:
         """A training begins, with these optimizers."""
         self._training, self._optimizers = training, optimizers
-        self.modes.begin(training, optimizers.root)
-        self.losses.spacing.begin(training, LOSSES)
-        self._graphs.spacing.begin(training, GRAPHS)
-        self._missing.spacing.begin(training, GRADIENTS)
+        self.modes.start(training, optimizers.root)
+        self.losses.spacing.start(training, LOSSES)
+        self._graphs.spacing.start(training, GRAPHS)
+        self._missing.spacing.start(training, GRADIENTS)
 
     # -- what the hooks see ----------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class SourceChecks(Probe):
         """An optimizer that does not count the steps has made one."""
         training = self._training
         if training is not None and training.next_step >= self._missing.next:
-            self._isolation.run(GRADIENTS, self._look, optimizer, training.next_step)
+            self._isolation.run(GRADIENTS, self._check, optimizer, training.next_step)
 
     def stepped(self, training: Training, step: int) -> None:
         """A step of the training is over; to be called once it is `wakes` or later."""
@@ -181,7 +181,7 @@ class SourceChecks(Probe):
         due = step in SCHEDULES_AT or self._epoch_news
         if due:
             self._epoch_news = False
-            call(SCHEDULES, self._say_schedule, training, optimizer, step)
+            call(SCHEDULES, self._report_schedule, training, optimizer, step)
         self.wakes = self._wakes(step)
 
     def close(self, training: Training) -> None:
@@ -190,7 +190,7 @@ class SourceChecks(Probe):
         optimizer = None if optimizers is None else optimizers.primary.optimizer()
         step = training.last_step
         if optimizer is not None and step is not None and step not in SCHEDULES_AT:
-            self._isolation.run(SCHEDULES, self._say_schedule, training, optimizer, step)
+            self._isolation.run(SCHEDULES, self._report_schedule, training, optimizer, step)
 
     # -- its parts -------------------------------------------------------------------------------
 
@@ -226,7 +226,7 @@ class SourceChecks(Probe):
         if step < self._missing.next:
             return
         missing = self._missing
-        self._look(optimizer, step)
+        self._check(optimizer, step)
         missing.looked(step)
         table = missing.news()
         if table is not None:
@@ -262,7 +262,7 @@ class SourceChecks(Probe):
             self._renewed_told = self._renewed
             training.row(("optimizer_renewed",), (float(self._renewed),), step=step)
 
-    def _look(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+    def _check(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         if self._optimizers is not None:
             calls = self._seen if self._stepping == step else None
             self._missing.inspect(step, self._optimizers.watched(optimizer).parameters, calls)
@@ -299,7 +299,7 @@ class SourceChecks(Probe):
         else:
             self._calls.stop()  # no backward call has ended the step that was watched
 
-    def _say_schedule(
+    def _report_schedule(
         self, training: Training, optimizer: torch.optim.Optimizer, step: int
     ) -> None:
         made = lr_schedules.steps_of(optimizer)

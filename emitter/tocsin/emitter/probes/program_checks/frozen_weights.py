@@ -98,7 +98,7 @@ class FrozenWeights:
         """
         if self._found is None:
             if calls is not None and calls.by_module and step >= FIRST:
-                self._found = _look(optimizers, calls, step)
+                self._found = _inspect(optimizers, calls, step)
                 self.over = self._found is None
             return None
         if step < self._found.step + APART:
@@ -109,7 +109,7 @@ class FrozenWeights:
         return _table(found)
 
 
-def _look(optimizers: Optimizers, calls: Calls, step: int) -> _Found | None:
+def _inspect(optimizers: Optimizers, calls: Calls, step: int) -> _Found | None:
     root = optimizers.root
     if root is None:
         return None

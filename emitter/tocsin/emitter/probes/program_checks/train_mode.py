@@ -65,7 +65,7 @@ class LayerModes(Seer):
         self._vain = 0
         self._evaluated: set[str] = set()
 
-    def begin(self, training: Training, root: nn.Module | None) -> None:
+    def start(self, training: Training, root: nn.Module | None) -> None:
         """A training begins whose model is `root`."""
         self._training = training
         self._root = None if root is None else weakref.ref(root)
@@ -86,7 +86,7 @@ class LayerModes(Seer):
         self._layers = frozenset(id(module) for _, module in layers)
         inside = [(name, module) for name, module in layers if module.training]
         mode = "train" if root.training or inside else "eval"
-        self._say("training", mode, inside if mode == "train" else layers)
+        self._report("training", mode, inside if mode == "train" else layers)
 
     def silent_loss(self, *, evaluating: bool) -> None:
         """A loss was computed without gradients."""
@@ -95,7 +95,7 @@ class LayerModes(Seer):
                 self._evaluated.add("eval")
                 root = None if self._root is None else self._root()
                 if root is not None:
-                    self._say("evaluation", "eval", _switchable(root))
+                    self._report("evaluation", "eval", _switchable(root))
             return
         self._suspect()
 
@@ -119,7 +119,7 @@ class LayerModes(Seer):
             layers = [pair for pair in _switchable(root) if pair[1].training]
             self.found = False
             if layers:
-                self._say("evaluation", "train", layers)
+                self._report("evaluation", "train", layers)
             return
         self._vain += 1
         if self._vain >= MAX_IN_VAIN:
@@ -156,7 +156,7 @@ class LayerModes(Seer):
         if module.training and not torch.is_grad_enabled() and id(module) in self._layers:
             self.found = True
 
-    def _say(self, doing: str, mode: str, layers: list[tuple[str, nn.Module]]) -> None:
+    def _report(self, doing: str, mode: str, layers: list[tuple[str, nn.Module]]) -> None:
         training = self._training
         if training is None or not layers or self._told >= MAX_TOLD:
             return

@@ -39,7 +39,7 @@ class UntrackedGradients(Probe):
 
     name = "untracked gradients"
 
-    def begin(self, training: Training, optimizers: Optimizers) -> None:
+    def start(self, training: Training, optimizers: Optimizers) -> None:
         """The first step is being made."""
         self._optimizers = optimizers
         self._before: dict[int, str] = {}
@@ -48,13 +48,13 @@ class UntrackedGradients(Probe):
     def stepped(self, training: Training, step: int) -> None:
         """Remember the gradients that there are, or compare them with those of the step before."""
         with gradient_thread.lock:
-            table = None if gradient_thread.several else self._look(step)
+            table = None if gradient_thread.several else self._check(step)
         if table is not None:
             training.frame(table.frame(training.origin, step, every=1, at_us=unix_us()))
         looks = (look for at in AT for look in (at, at + 1) if look > step)
         self.wakes = next(looks, NEVER)
 
-    def _look(self, step: int) -> Table | None:
+    def _check(self, step: int) -> Table | None:
         if step in AT:
             found, _ = _untracked(self._optimizers)
             self._before = {key: _state_of(parameter) for key, parameter in found.items()}

@@ -103,10 +103,10 @@ class LookCloser(Data):
     @property
     def key(self) -> str:
         """The key on the control topic."""
-        return look_closer_key(self.run_id)
+        return detail_request_key(self.run_id)
 
 
-def look_closer_key(run_id: str) -> str:
+def detail_request_key(run_id: str) -> str:
     """`run/look_closer`."""
     return f"{run_id}/look_closer"
 

@@ -137,7 +137,7 @@ class UnchangedTensor(TensorRowRule[UnchangedTensorParams, _State]):
 
     def reads(self, frame: TensorFrame) -> bool:
         own = frame.collection in ("weights", "gradients", "updates", COLLECTION)
-        return own or bool(self._asked(frame).any())
+        return own or bool(self._selected(frame).any())
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         state = self.state
@@ -153,7 +153,7 @@ class UnchangedTensor(TensorRowRule[UnchangedTensorParams, _State]):
             if whole is not None and change is not None and size is not None:
                 limit = self.params.atol + self.params.rtol * size
                 state.changed = MarkedRows(whole.rows, change > limit)
-        if frame.collection == "weights" or self._asked(frame).any():
+        if frame.collection == "weights" or self._selected(frame).any():
             key = self.table_key(frame)
             if key in state.collections or len(state.collections) < _MOST:
                 state.collections.setdefault(key, _Kept())
@@ -219,11 +219,11 @@ class UnchangedTensor(TensorRowRule[UnchangedTensorParams, _State]):
     def _watched(self, frame: TensorFrame) -> npt.NDArray[np.bool_]:
         """Which rows could have changed."""
         if frame.collection != "weights":
-            return self._asked(frame)
+            return self._selected(frame)
         still = ~self.state.changed.among(frame.rows)
         return still & self.state.pushed.among(frame.rows) if self.params.only_pushed else still
 
-    def _asked(self, frame: TensorFrame) -> npt.NDArray[np.bool_]:
+    def _selected(self, frame: TensorFrame) -> npt.NDArray[np.bool_]:
         """Which rows the parameter names."""
         if not self.params.tensors:
             return np.zeros(len(frame.rows), bool)

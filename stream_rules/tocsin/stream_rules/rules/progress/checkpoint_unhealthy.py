@@ -175,7 +175,7 @@ class CheckpointUnhealthy(Rule[CheckpointUnhealthyParams, _State]):
                 checkpoint,
                 at,
                 f"{_name(checkpoint)} has NaN or Inf in {_some(read.nonfinite)}"
-                f"{_of(read.nonfinite_tensors, read.tensors)}",
+                f"{_count_text(read.nonfinite_tensors, read.tensors)}",
                 facts=(
                     fact("nonfinite_tensors", read.nonfinite_tensors, limit=0),
                     fact("tensors", read.tensors),
@@ -204,7 +204,7 @@ class CheckpointUnhealthy(Rule[CheckpointUnhealthyParams, _State]):
             read.checkpoint,
             at,
             f"{_name(read.checkpoint)} has only zeros in {_some(names)}"
-            f"{_of(read.zero_tensors, read.matrices)}",
+            f"{_count_text(read.zero_tensors, read.matrices)}",
             facts=(
                 fact("zero_tensors", read.zero_tensors),
                 fact("matrices", read.matrices),
@@ -260,5 +260,5 @@ def _some(names: tuple[str, ...]) -> str:
     return names[0] if names else "a tensor"
 
 
-def _of(count: int, all_of_them: int) -> str:
+def _count_text(count: int, all_of_them: int) -> str:
     return f" ({count:,} of {all_of_them:,} tensors)" if all_of_them else ""

@@ -276,7 +276,7 @@ class LossDiverged(SeriesRule[LossDivergedParams, _State]):
         )
 
     def points(self, frame: StepFrame) -> Iterable[tuple[int, float]]:
-        losses = self.state.losses.of(frame)
+        losses = self.state.losses.losses(frame)
         return self.state.lead.new(frame, losses) if losses else ()
 
     def on_value(self, step: int, value: float, at: Moment) -> Outcomes:

@@ -177,7 +177,7 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
             )
         if (at.run.acts or at.run.one_loss is False) and self.params.against == "beginning":
             return
-        losses = state.losses.of(frame)
+        losses = state.losses.losses(frame)
         for step, loss in zip(frame.steps.tolist(), losses, strict=True):
             if step <= state.last_step or not math.isfinite(loss):
                 continue

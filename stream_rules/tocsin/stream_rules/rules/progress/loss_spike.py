@@ -123,7 +123,7 @@ class LossSpike(SeriesRule[LossSpikeParams, _State]):
     column = "loss"
 
     def points(self, frame: StepFrame) -> Iterable[tuple[int, float]]:
-        losses = self.state.losses.of(frame)
+        losses = self.state.losses.losses(frame)
         return self.state.lead.new(frame, losses) if losses else ()
 
     def on_value(self, step: int, value: float, at: Moment) -> Outcomes:

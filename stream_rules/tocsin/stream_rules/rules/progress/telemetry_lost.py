@@ -84,10 +84,10 @@ class TelemetryLost(Rule[TelemetryLostParams, _State]):
         return min(_MAX_GRACE_MS, self.params.threshold // timedelta(milliseconds=1))
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        return self._hear(frame.origin.rank, at)
+        return self._receive(frame.origin.rank, at)
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
-        return self._hear(frame.origin.rank, at)
+        return self._receive(frame.origin.rank, at)
 
     def on_event(self, data: RunData, at: Moment) -> Outcomes:
         if at.run.ended:
@@ -97,7 +97,7 @@ class TelemetryLost(Rule[TelemetryLostParams, _State]):
         if isinstance(data, RunEnded):
             self.state.heard.pop(data.rank, None)
             return self._back(data.rank)
-        return self._hear(data.rank, at)
+        return self._receive(data.rank, at)
 
     def on_timer(self, at: Moment) -> Outcomes:
         state = self.state
@@ -112,7 +112,7 @@ class TelemetryLost(Rule[TelemetryLostParams, _State]):
         if new:
             yield self._finding(at)
 
-    def _hear(self, rank: int, at: Moment) -> Outcomes:
+    def _receive(self, rank: int, at: Moment) -> Outcomes:
         state = self.state
         heard = state.heard.get(rank)
         if heard is None:

@@ -104,7 +104,7 @@ class BatchSize(NodeRule[BatchSizeParams, _State]):
         cpu = _processors(frame)
         for gpu in gpus_with(frame, "utilization_percent") if cpu is not None else ():
             rate, memory = gpu.column("utilization_percent"), gpu.memory_percent()
-            if not gpu.of_job or not gpu.taken:
+            if not gpu.is_jobs or not gpu.taken:
                 yield gpu.name, None
             elif rate is not None and memory is not None and cpu is not None:
                 yield gpu.name, [rate, memory, cpu]

@@ -102,7 +102,7 @@ class Bottleneck(NodeRule[P, BottleneckState]):
         rates = [
             rate
             for gpu in gpus_with(frame, "utilization_percent")
-            if gpu.of_job and gpu.taken
+            if gpu.is_jobs and gpu.taken
             if (rate := gpu.column("utilization_percent")) is not None
         ]
         busy = self.busy(frame)

@@ -184,7 +184,7 @@ class Dataloader(Rule[DataloaderParams, _State]):
                 state.times.append(time)
                 state.time_at[step] = time
                 long |= 100 * wait > self.params.share * time
-        self._forget()
+        self._reset()
         # A step that waits for little begins no starvation.
         if long or state.starving:
             yield from self._evaluate(state.lead.last_step)
@@ -202,7 +202,7 @@ class Dataloader(Rule[DataloaderParams, _State]):
             if time is not None and worked >= 0:
                 self.state.at_work = [*self.state.at_work, min(1.0, worked / time)][-_TIMED:]
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         state = self.state
         if len(state.steps) > 2 * self._window():
             most = max(self._window(), SERIES_POINTS)

@@ -137,7 +137,7 @@ class GpuHardwareError(Rule[GpuHardwareErrorParams, _State]):
                 if values is None or not np.isfinite(values).any():
                     continue
                 count = self._known(gpu, what, values, from_zero=new and branch == "xid")
-                if gpu.of_job:
+                if gpu.is_jobs:
                     count.ours = True
                     yield from self._count(gpu, what, branch, text, count, values, at)
 
@@ -145,7 +145,7 @@ class GpuHardwareError(Rule[GpuHardwareErrorParams, _State]):
         """What was counted so far; of somebody else's GPU as much as there is now."""
         key, counts = f"{gpu.name} {what}", self.state.counts
         finite = values[np.isfinite(values)]
-        if not gpu.of_job and (key not in counts or not counts[key].ours):
+        if not gpu.is_jobs and (key not in counts or not counts[key].ours):
             counts[key] = _Count(float(finite[-1]))
         elif key not in counts:
             counts[key] = _Count(0.0 if from_zero else float(finite[0]))

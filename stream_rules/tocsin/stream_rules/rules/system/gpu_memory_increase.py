@@ -100,7 +100,7 @@ class GpuMemoryIncrease(Rule[GpuMemoryIncreaseParams, _State]):
         trains = self.state.start.is_over(at)
         for gpu in gpus_with(frame, "memory_used_bytes"):
             used, percent = gpu.column("memory_used_bytes"), gpu.memory_percent()
-            if not gpu.of_job:
+            if not gpu.is_jobs:
                 if self.state.gpus.pop(gpu.name, None) is not None:
                     yield Clear(about=f"predicted {gpu.name}")
                     yield Clear(about=f"step {gpu.name}")

@@ -90,7 +90,7 @@ class GpuThermalThrottle(Rule[GpuThermalThrottleParams, _State]):
 
     def on_system(self, frame: SystemFrame, at: Moment) -> Outcomes:
         for gpu in gpus_with(frame, *(f"throttled_{why}" for why in _WHYS)):
-            if not gpu.of_job:
+            if not gpu.is_jobs:
                 if self.state.gpus.pop(gpu.name, None) is not None:
                     yield from (Clear(about=f"{why} {gpu.name}") for why in _WHYS)
                 continue

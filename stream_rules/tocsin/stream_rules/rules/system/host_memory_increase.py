@@ -137,7 +137,7 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
         looks = state.graphs[rank] = state.graphs.get(rank, 0) + 1
         if looks >= _LOOKS and state.reported_of in (None, rank):
             state.reported_of = rank
-            yield _of_graphs(rank, int(kept[-1]), int(frame.steps[-1]))
+            yield _graphs_finding(rank, int(kept[-1]), int(frame.steps[-1]))
 
     def _evaluate(self, name: str, node: _Node, limit: float, at: Moment) -> Outcomes:
         horizon_s = self.params.horizon.total_seconds()
@@ -182,7 +182,7 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
         )
 
 
-def _of_graphs(rank: int, kept: int, step: int) -> Finding:
+def _graphs_finding(rank: int, kept: int, step: int) -> Finding:
     return Finding(
         about=_GRAPHS,
         branch=_GRAPHS,

@@ -97,7 +97,7 @@ class LoadBalancing(Rule[LoadBalancingParams, _State]):
         trains = state.start.is_over(at)
         for gpu in gpus_with(frame, "utilization_percent"):
             rate = gpu.column("utilization_percent")
-            if gpu.column("of_job") is None or not gpu.of_job:
+            if gpu.column("of_job") is None or not gpu.is_jobs:
                 state.gpus.pop(gpu.name, None)
             elif rate is not None and trains:
                 recent = state.gpus.setdefault(gpu.name, SlidingWindow())

@@ -109,7 +109,7 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
             values, name = there.column("utilization_percent"), there.name
             if values is None:
                 continue
-            if not there.of_job:
+            if not there.is_jobs:
                 gpu = self.state.gpus.pop(name, None)
                 if gpu is not None and gpu.why:
                     yield Clear(about=f"{gpu.why} {name}")

@@ -161,12 +161,12 @@ class StragglerRank(Rule[StragglerRankParams, _State]):
             # Ranks come in their order, more or less: most often the last one is still to come.
             last_is_there = not np.isnan(row[-1, _STEP])
             if last_is_there and _complete(row, on_device=state.on_device).all():
-                yield from self._take(step)
+                yield from self._evaluate_step(step)
         most = max(8, _PENDING_CELLS // (state.world * len(_COLUMNS)))
         while len(state.pending) > most:
-            yield from self._take(min(state.pending))
+            yield from self._evaluate_step(min(state.pending))
 
-    def _take(self, step: int) -> Outcomes:
+    def _evaluate_step(self, step: int) -> Outcomes:
         """Judge a step; those before it will not become whole any more."""
         state = self.state
         row = state.pending[step].astype(np.float64)
@@ -206,7 +206,7 @@ class StragglerRank(Rule[StragglerRankParams, _State]):
             if branch == "compute" and state.parted:
                 continue
             work, waiting = own[branch]
-            usual, waited = _of_others(work, there), _of_others(waiting, there)
+            usual, waited = _median_of_others(work, there), _median_of_others(waiting, there)
             more = work - usual
             with np.errstate(invalid="ignore"):
                 slow[:, place] = (
@@ -278,7 +278,7 @@ def _complete(row: Doubles, *, on_device: bool) -> Flags:
     return np.asarray(np.isfinite(row[:, needed]).all(axis=1), np.bool_)
 
 
-def _of_others(values: Doubles, there: Flags) -> Doubles:
+def _median_of_others(values: Doubles, there: Flags) -> Doubles:
     """For each rank that is there the median of the others that are; NaN for the rest."""
     known = values[there]
     last = len(known) - 1

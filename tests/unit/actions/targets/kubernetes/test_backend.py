@@ -69,10 +69,10 @@ def play(made: Authority) -> Play:
 )
 async def test_a_job_is_ended_and_confirmed(play: Play, kind: KindName, op: Operation) -> None:
     async with play(kind, op) as it:
-        assert (await it.backend.look(it.job)).state == "running"
+        assert (await it.backend.inspect(it.job)).state == "running"
         assert (await it.backend.stop(it.job)).result == "accepted"
-        assert (await it.backend.look(it.job)).state == "running"
-        ended = await it.backend.look(it.job)
+        assert (await it.backend.inspect(it.job)).state == "running"
+        ended = await it.backend.inspect(it.job)
         assert (ended.state, ended.reason.split()[-1]) == (
             "ended",
             "gone" if op == "delete" else "suspended",
@@ -82,12 +82,12 @@ async def test_a_job_is_ended_and_confirmed(play: Play, kind: KindName, op: Oper
 
 async def test_a_job_that_was_resumed_goes_on(play: Play) -> None:
     async with play("job", "suspend") as it:
-        assert (await it.backend.look(it.job)).state == "running"
+        assert (await it.backend.inspect(it.job)).state == "running"
         assert (await it.backend.stop(it.job)).result == "accepted"
-        assert (await it.backend.look(it.job)).state == "running"
-        assert (await it.backend.look(it.job)).state == "ended"
+        assert (await it.backend.inspect(it.job)).state == "running"
+        assert (await it.backend.inspect(it.job)).state == "ended"
         assert (await it.backend.stop(it.job)).result == "accepted"
-        assert (await it.backend.look(it.job)).state == "replaced"
+        assert (await it.backend.inspect(it.job)).state == "replaced"
         assert (await it.backend.stop(it.job)).result == "refused"
 
 
@@ -114,7 +114,7 @@ async def test_a_request_that_is_refused(
     play: Play, op: Operation, status: int, reason: str, result: str
 ) -> None:
     async with play("job", op, lambda one: until_asked(one, status, reason)) as it:
-        await it.backend.look(it.job)
+        await it.backend.inspect(it.job)
         asked = await it.backend.stop(it.job)
         assert (asked.result, asked.reason) == (result, f"{status} {reason}")
 
@@ -127,7 +127,7 @@ async def test_a_job_that_changes_each_time_is_asked_later(play: Play, op: Opera
         return [*conflict, *conflict[-3:] * (TRIES - 1)]
 
     async with play("job", op, change) as it:
-        await it.backend.look(it.job)
+        await it.backend.inspect(it.job)
         asked = await it.backend.stop(it.job)
         assert asked == StopAsked("failed", "the Job changed 3 times while it was asked")
 
@@ -138,7 +138,7 @@ async def test_a_job_that_is_gone_when_it_is_asked(play: Play) -> None:
         return [*before, replace(last, answer=last.answer | {"details": {"name": "gpt"}})]
 
     async with play("job", "suspend", change) as it:
-        await it.backend.look(it.job)
+        await it.backend.inspect(it.job)
         assert (await it.backend.stop(it.job)).result == "accepted"
 
 
@@ -151,7 +151,7 @@ async def test_an_answer_without_the_suspension_is_no_suspension(play: Play) -> 
         return [*before, replace(last, answer=job)]
 
     async with play("job", "suspend", change) as it:
-        await it.backend.look(it.job)
+        await it.backend.inspect(it.job)
         asked = await it.backend.stop(it.job)
         assert asked.result == "refused"
         assert "still not suspended" in asked.reason
@@ -159,7 +159,7 @@ async def test_an_answer_without_the_suspension_is_no_suspension(play: Play) -> 
 
 async def test_another_namespace_is_refused_without_a_request(play: Play) -> None:
     async with play("job", "suspend", lambda _: [], ("other",)) as it:
-        seen = await it.backend.look(it.job)
+        seen = await it.backend.inspect(it.job)
         asked = await it.backend.stop(it.job)
         assert seen.state == "unknown"
         assert asked == StopAsked("refused", "namespace train is not one of this target's")
@@ -186,7 +186,7 @@ async def test_a_pod_of_no_job_is_not_ended(play: Play) -> None:
         return [alone, alone]
 
     async with play("job", "suspend", change) as it:
-        assert (await it.backend.look(it.job)).state == "running"
+        assert (await it.backend.inspect(it.job)).state == "running"
         asked = await it.backend.stop(it.job)
         assert asked == StopAsked("refused", "the run's pod belongs to no Job that is there")
 
@@ -197,6 +197,6 @@ async def test_nothing_listens(tmp_path: Path) -> None:
         KubernetesTarget(type="kubernetes", kind="job", namespaces=("train",)), api
     )
     job = target_job(Recording.read("suspend-job").scheduler)
-    assert (await backend.look(job)).reason == "connection refused"
+    assert (await backend.inspect(job)).reason == "connection refused"
     assert await backend.stop(job) == StopAsked("failed", "connection refused")
     await backend.close()

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tocsin.actions.targets.kind import JobSeen
-from tocsin.actions.targets.kubernetes.judgement import Seen, judge, why_not
+from tocsin.actions.targets.kubernetes.judgement import Seen, evaluate, why_not
 from tocsin.actions.targets.kubernetes.objects import Job, Owner, Pod, Recorded
 from tocsin.actions.targets.kubernetes.workloads import JOB
 
@@ -82,7 +82,7 @@ def seen(job: Job | None, *pods: Pod, uid: str | None = "j1", met: bool = True) 
     ],
 )
 def test_pods_decide(found: Seen, state: str, reason: str) -> None:
-    result = judge(RECORDED, found)
+    result = evaluate(RECORDED, found)
     assert (result.state, reason in result.reason) == (state, True), result
 
 
@@ -97,15 +97,15 @@ def test_pods_decide(found: Seen, state: str, reason: str) -> None:
     ],
 )
 def test_a_container_that_was_started_again_in_its_pod(recorded: Recorded, state: str) -> None:
-    assert judge(recorded, seen(RUNNING, OWN)).state == state
+    assert evaluate(recorded, seen(RUNNING, OWN)).state == state
 
 
 def test_of_several_containers_only_the_runs_own_counts() -> None:
     """A container beside it that was started again does not make a new incarnation."""
     pod = replace(OWN, started={"trainer": NOON, "proxy": NOON + timedelta(hours=1)})
-    assert judge(RECORDED, seen(RUNNING, pod)).state == "running"
+    assert evaluate(RECORDED, seen(RUNNING, pod)).state == "running"
     unknown = replace(RECORDED, container=None)
-    assert judge(unknown, seen(RUNNING, pod)).state == "running"
+    assert evaluate(unknown, seen(RUNNING, pod)).state == "running"
 
 
 @pytest.mark.parametrize(
@@ -118,13 +118,13 @@ def test_of_several_containers_only_the_runs_own_counts() -> None:
     ],
 )
 def test_a_host_name_tells_which_pod_it_was(recorded: Recorded, state: str) -> None:
-    assert judge(recorded, seen(RUNNING, SUCCESSOR)).state == state
+    assert evaluate(recorded, seen(RUNNING, SUCCESSOR)).state == state
 
 
 def test_without_a_job_only_the_pod_tells() -> None:
     found = Seen(resource=JOB, job_name=None, job_uid=None, job=None, pods=(OWN,), met=True)
-    assert judge(RECORDED, found).state == "running"
-    assert judge(RECORDED, replace(found, pods=())) == JobSeen(
+    assert evaluate(RECORDED, found).state == "running"
+    assert evaluate(RECORDED, replace(found, pods=())) == JobSeen(
         "unknown",
         "the run's pod is not in namespace train, and the run recorded neither TOCSIN_JOB_NAME nor "
         "TOCSIN_JOB_UID",

@@ -122,12 +122,12 @@ async def test_what_there_is_not_is_not_touched(programs: Programs) -> None:
     other = job(job="3", restarts="1", cluster="tests")
     assert (await programs.cluster().stop(other)).result == "refused"
     elsewhere = job(job="3", restarts="0", cluster="other")
-    assert await programs.cluster().look(elsewhere) == JobSeen(
+    assert await programs.cluster().inspect(elsewhere) == JobSeen(
         "unknown", "the job runs on another cluster of Slurm"
     )
     assert (await programs.cluster().stop(elsewhere)).result == "failed"
     nameless = job(job="3")
-    assert await programs.cluster().look(nameless) == JobSeen(
+    assert await programs.cluster().inspect(nameless) == JobSeen(
         "unknown", "the run recorded no name of its Slurm cluster"
     )
     assert (await programs.cluster().stop(nameless)).result == "refused"
@@ -151,7 +151,7 @@ async def test_a_job_that_is_not_listed_has_ended_unless_it_may_be_hidden(
     error = "slurm_load_jobs error: Invalid job id specified\n"
     for code, err in ((1, error), (0, "")):
         programs.answer("squeue", code, err=err)
-        assert (await programs.cluster().look(JOB)).state == state
+        assert (await programs.cluster().inspect(JOB)).state == state
 
 
 async def test_what_a_command_prints_is_in_no_reason(programs: Programs) -> None:
@@ -163,10 +163,10 @@ async def test_what_a_command_prints_is_in_no_reason(programs: Programs) -> None
         (0, "", "squeue printed something that is no list of jobs"),
     ):
         programs.answer("squeue", code, out=planted, err=err)
-        assert await programs.cluster().look(JOB) == JobSeen("unknown", expected)
+        assert await programs.cluster().inspect(JOB) == JobSeen("unknown", expected)
         assert await programs.cluster().stop(JOB) == StopAsked("failed", expected)
     programs.answer("scontrol-show", 1, err=planted)
-    assert await programs.cluster().look(JOB) == JobSeen(
+    assert await programs.cluster().inspect(JOB) == JobSeen(
         "unknown", "scontrol show config exited with 1"
     )
 
@@ -183,7 +183,7 @@ async def test_a_job_of_somebody_else_is_refused(programs: Programs) -> None:
 
 async def test_a_command_that_hangs_is_ended(programs: Programs) -> None:
     programs.answer("squeue", None)
-    assert await programs.cluster(timeout_s=0.5).look(JOB) == JobSeen(
+    assert await programs.cluster(timeout_s=0.5).inspect(JOB) == JobSeen(
         "unknown", "squeue did not end in time, or could not be started"
     )
 
@@ -198,7 +198,7 @@ async def test_commands_see_no_secret_and_no_setting_that_changes_them(programs:
         "LC_ALL": "de_DE.UTF-8",
         "AWS_SECRET_ACCESS_KEY": "x",
     }
-    await programs.cluster(ours).look(JOB)
+    await programs.cluster(ours).inspect(JOB)
     assert len(programs.calls()) == 2
     for _, _, environ in programs.calls():
         assert {key: environ.get(key) for key in ours} == {

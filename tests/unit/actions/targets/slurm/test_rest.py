@@ -118,7 +118,7 @@ def cluster(rest: Rest) -> Target:
 
 async def test_a_job_may_not_be_queued_again_before_it_is_cancelled(rest: Rest) -> None:
     slurm = cluster(rest)
-    assert await slurm.look(JOB) == JobSeen("running", "RUNNING")
+    assert await slurm.inspect(JOB) == JobSeen("running", "RUNNING")
     assert await slurm.stop(JOB) == StopAsked("accepted", "slurmrestd answered 200 OK")
     path = f"/slurm/{rest.api}/job/3"
     body = {"no_requeue": True} if rest.api == OLD else {"requeue": False}
@@ -141,7 +141,7 @@ async def test_another_incarnation_or_cluster_is_not_touched(rest: Rest) -> None
     slurm = cluster(rest)
     for changed, state in (({"restarts": "1"}, "replaced"), ({"cluster": "other"}, "unknown")):
         other = target_job("slurm", NAMES | changed, started_ms=0)
-        assert (await slurm.look(other)).state == state
+        assert (await slurm.inspect(other)).state == state
         assert (await slurm.stop(other)).result != "accepted"
     assert rest.changes() == []
     await slurm.close()
@@ -151,14 +151,14 @@ async def test_tasks_of_arrays_and_parts_of_jobs_are_read(rest: Rest) -> None:
     slurm = cluster(rest)
     rest.listed = answer("array") if rest.api == OLD else newer(answer("array"))
     task = {"job": "5", "cluster": "tests", "array_job": "4", "array_task": "0"}
-    assert (await slurm.look(target_job("slurm", task, started_ms=0))).state == "running"
+    assert (await slurm.inspect(target_job("slurm", task, started_ms=0))).state == "running"
     assert rest.asked[-1][1] == f"/slurm/{rest.api}/job/4_0"
     sibling = task | {"array_task": "1"}
-    assert (await slurm.look(target_job("slurm", sibling, started_ms=0))).state == "replaced"
+    assert (await slurm.inspect(target_job("slurm", sibling, started_ms=0))).state == "replaced"
     rest.listed = answer("het") if rest.api == OLD else newer(answer("het"))
     rest.listed["jobs"][0]["job_state"] = "CANCELLED" if rest.api == OLD else ["CANCELLED"]
     parts = target_job("slurm", {"job": "7", "cluster": "tests"}, started_ms=0)
-    assert await slurm.look(parts) == JobSeen("running", "RUNNING")
+    assert await slurm.inspect(parts) == JobSeen("running", "RUNNING")
     await slurm.close()
 
 
@@ -166,7 +166,7 @@ async def test_tasks_of_arrays_and_parts_of_jobs_are_read(rest: Rest) -> None:
 async def test_a_job_that_is_not_listed_may_be_hidden(rest: Rest, status: int) -> None:
     rest.listed, rest.status = answer("unknown"), status
     slurm = cluster(rest)
-    assert await slurm.look(JOB) == JobSeen(
+    assert await slurm.inspect(JOB) == JobSeen(
         "unknown", "not listed: it ended long ago, or is hidden from us"
     )
     await slurm.close()
@@ -208,7 +208,7 @@ async def test_errors_are_told_apart_by_their_numbers(
 async def test_what_is_no_list_of_jobs_is_no_end(rest: Rest, listed: Any) -> None:
     rest.listed = listed
     slurm = cluster(rest)
-    found = await slurm.look(JOB)
+    found = await slurm.inspect(JOB)
     assert found.state == "unknown"
     assert "SECRET" not in found.reason
     await slurm.close()
@@ -228,7 +228,7 @@ async def test_a_server_with_faults_is_no_end(path: str, reason: str) -> None:
     async with fault_server() as server:
         # What follows the address of a slurmrestd is behind its "?" here.
         slurm = target(server.url(path + ("&" if "?" in path else "?") + "x="), slurm="t")
-        assert await slurm.look(JOB) == JobSeen("unknown", reason)
+        assert await slurm.inspect(JOB) == JobSeen("unknown", reason)
         assert (await slurm.stop(JOB)).result == "failed"
         await slurm.close()
 
@@ -236,7 +236,7 @@ async def test_a_server_with_faults_is_no_end(path: str, reason: str) -> None:
 async def test_only_allowed_addresses_get_the_token() -> None:
     async with fault_server() as server:
         slurm = target(server.url("/status/200"), private=False, slurm="t")
-        found = await slurm.look(JOB)
+        found = await slurm.inspect(JOB)
         assert found.state == "unknown"
         assert "--allow-cidr 127.0.0.1" in found.reason
         assert server.seen == []

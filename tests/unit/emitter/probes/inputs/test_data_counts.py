@@ -16,7 +16,7 @@ from tocsin.emitter.plan.schedule import CaptureSchedule
 from tocsin.emitter.plan.settings import CaptureSettings, Pacing
 from tocsin.emitter.probes.inputs import data
 from tocsin.emitter.probes.inputs.data import DataProbe
-from tocsin.emitter.probes.inputs.input_channels import InputChannels, look
+from tocsin.emitter.probes.inputs.input_channels import InputChannels, sample_channels
 from tocsin.emitter.probes.inputs.label_counts import ClassCounts
 from tocsin.emitter.probes.inputs.named_data import check_data
 from tocsin.emitter.probes.inputs.token_counts import TokenShares
@@ -102,7 +102,7 @@ def test_many_samples_take_no_more_room_than_a_few() -> None:
     for i in range(100):
         counts.add(ids(0, i % 5, 3), ids(0, 0, 3), 0)
         shares.add(ids(0, i, 3))
-        one = look("x", torch.tensor([[float(i)], [float(-i)]]))
+        one = sample_channels("x", torch.tensor([[float(i)], [float(-i)]]))
         assert one is not None
         channels.add(one)
     assert len(counts._looks) < 32
@@ -147,7 +147,7 @@ def test_the_most_frequent_tokens_and_the_rest() -> None:
 def test_channels_of_inputs(batch: torch.Tensor, channels: int) -> None:
     seen = InputChannels()
     for _ in range(2):
-        one = look("x", batch)
+        one = sample_channels("x", batch)
         assert one is not None
         seen.add(one)
     (table,) = seen.drain()
@@ -173,13 +173,13 @@ def test_channels_of_inputs(batch: torch.Tensor, channels: int) -> None:
 
 def test_channels_that_are_not_finite() -> None:
     batch = torch.tensor([[1.0, float("nan")], [3.0, float("inf")]])
-    seen, one = InputChannels(), look("x", batch)
+    seen, one = InputChannels(), sample_channels("x", batch)
     assert one is not None
     seen.add(one)
     (table,) = seen.drain()
     assert table.values.tolist() == [[2, 1, 1, 3], [0, 0, 0, 0]]
     assert table.counts.tolist() == [[2, 0], [2, 2]]
-    assert look("x", torch.zeros(0, 3)) is None
+    assert sample_channels("x", torch.zeros(0, 3)) is None
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (6, 4, 3), (2, 4, 3, 5), (4,)])
@@ -321,7 +321,7 @@ def test_late_looks_at_short_steps_are_as_far_apart_as_they_cost(
 ) -> None:
     probe, sink = DataProbe(), Sink()
     sink.schedule.budget.review([step_s] * 32, 0.0)
-    probe.begin(cast(Training, sink), cast(Optimizers, None))
+    probe.start(cast(Training, sink), cast(Optimizers, None))
     batch = torch.zeros(6, 4), torch.zeros(6, dtype=torch.int64)
     for step in range(6001):
         if probe.due:
@@ -352,7 +352,7 @@ def test_paced_by_steps_no_clock_decides_what_is_looked_at(
     monkeypatch.setattr("tocsin.emitter.probes.inputs.data.time.thread_time", Ticks(1.0))
     monkeypatch.setattr("tocsin.emitter.probes.inputs.data.time.perf_counter", Ticks(1e-6))
     probe, sink = DataProbe(), Sink(pacing="steps")
-    probe.begin(cast(Training, sink), cast(Optimizers, None))
+    probe.start(cast(Training, sink), cast(Optimizers, None))
     batch = torch.zeros(6, 4), torch.zeros(6, dtype=torch.int64)
     for step in range(200):
         probe.cross_entropy(batch, {}, "train")
@@ -399,5 +399,5 @@ def test_what_a_loss_leaves_out_is_no_class() -> None:
 
 
 def test_inputs_in_layouts_without_channels_are_left_alone() -> None:
-    assert look("coo", torch.eye(3).to_sparse()) is None
-    assert look("mkldnn", torch.ones(3, 3).to_mkldnn()) is None
+    assert sample_channels("coo", torch.eye(3).to_sparse()) is None
+    assert sample_channels("mkldnn", torch.ones(3, 3).to_mkldnn()) is None
