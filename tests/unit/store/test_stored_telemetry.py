@@ -109,6 +109,7 @@ async def test_it_is_what_was_on_the_bus(
         if isinstance(was, Event):
             assert before.value == after.value
             continue
+        assert isinstance(was, StepFrame | SystemFrame | TensorFrame)
         assert isinstance(now, type(was))
         assert facts(now) == facts(was)
         assert columns(now) == columns(was)
