@@ -39,7 +39,7 @@ def make(
     address = Address(
         topics=Topics(prefix), origin=ORIGIN, source="/runs/r1/ranks/0", create_topics=create
     )
-    made = Sender(opener, address, tell=told.append)
+    made = Sender(opener, address, report=told.append)
     made.start()
     return made
 

@@ -46,7 +46,7 @@ def main(url: str, prefix: str, run: str, incarnation: str, steps: int) -> int:
         source=f"/runs/{run}/ranks/0",
         create_topics=not url.startswith("kafka:"),
     )
-    sender = Sender(opener(url), address, tell=lambda line: None)
+    sender = Sender(opener(url), address, report=lambda line: None)
     sender.start()
     sender.publish(RunStarted(run_id=run, incarnation=incarnation, job_id="job"))
     for step in range(steps):

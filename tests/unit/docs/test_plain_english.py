@@ -125,19 +125,34 @@ PRIVATE = frozenset({"Beside", "CloserLooks", "Said", "Speaker", "Told", "Watche
 """Names of classes that explain nothing to a person of this field."""
 
 
+VERBS = frozenset(
+    {"asked", "begin", "forget", "hear", "heard", "judge", "look", "odd", "of", "say", "take"}
+    | {"tell", "told"}
+)
+"""With these no function's name begins: other words say which of their senses is meant."""
+
+USUAL = frozenset({"take_back", "take_over", "tell"})
+"""But for these, of which the last is what files have."""
+
+
 def private_names(source: str) -> list[str]:
-    """The classes of a module whose name is private vocabulary, with or without underscore."""
-    return [
-        node.name
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.ClassDef) and node.name.lstrip("_") in PRIVATE
-    ]
+    """The classes and functions of a module whose names are private vocabulary."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef) and node.name.lstrip("_") in PRIVATE:
+            found.append(node.name)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            name = node.name.lstrip("_")
+            if name.partition("_")[0] in VERBS and name not in USUAL:
+                found.append(node.name)
+    return found
 
 
 def test_private_names_are_found() -> None:
-    assert private_names("class _Told: ...\nclass Reported: ...") == ["_Told"]
+    source = "class _Told: ...\nclass Reported: ...\ndef take_in(): ...\ndef take_over(): ..."
+    assert private_names(source) == ["_Told", "take_in"]
 
 
-def test_no_class_has_a_private_name() -> None:
+def test_no_class_and_no_function_has_a_private_name() -> None:
     found = {path.stem: private_names(path.read_text()) for path in SOURCES}
     assert {name: classes for name, classes in found.items() if classes} == {}

@@ -110,8 +110,8 @@ _SELDOM: Final[tuple[_Read, ...]] = (
 class Gpus:
     """The GPUs of this node. `read` gives columns `gpu.N.…` for those that answer."""
 
-    def __init__(self, *, tell: Callable[[str], None] = print_line) -> None:
-        self._tell = tell
+    def __init__(self, *, report: Callable[[str], None] = print_line) -> None:
+        self._report = report
         self._n = 0
         self._nvml: Any = None
         self._unsupported: tuple[type[Exception], ...] = ()
@@ -146,7 +146,7 @@ class Gpus:
                 self._failed[n] = self._failed.get(n, 0) + 1
                 if self._failed[n] >= FAILURES:
                     del self._handles[n]
-                    self._tell(f"GPU {n} is not sampled any more: {error}")
+                    self._report(f"GPU {n} is not sampled any more: {error}")
                 continue
             found.update((f"gpu.{n}.{name}", value) for name, value in columns.items())
         self.processes = processes
@@ -196,7 +196,7 @@ class Gpus:
                 "NVMLError_DriverNotLoaded",
                 "NVMLError_NoDevice",
             ):
-                self._tell(f"GPUs are not sampled: {error}")
+                self._report(f"GPUs are not sampled: {error}")
 
     def _read(self, n: int, device: Any, *, rarely: bool) -> Sample:
         memory = self._nvml.nvmlDeviceGetMemoryInfo(device)
@@ -226,7 +226,7 @@ class Gpus:
                 failed = self._troubles[n, read] = self._troubles.get((n, read), 0) + 1
                 if failed == FAILURES:
                     self._lacks.add((n, read))
-                    self._tell(f"GPU {n}: one of its readings is left out from now on: {error}")
+                    self._report(f"GPU {n}: one of its readings is left out from now on: {error}")
                 continue
             found.update((name, float(value)) for name, value in columns.items())
         return found

@@ -57,7 +57,7 @@ class Machine:
         *,
         gpus: Gpus | None = None,
         root: Path = ROOT,
-        tell: Callable[[str], None] = print_line,
+        report: Callable[[str], None] = print_line,
     ) -> None:
         self.gpus: Final = gpus
         self.memory: Final = MemorySamples(root)
@@ -67,21 +67,21 @@ class Machine:
         if (root / "sys/class/infiniband").is_dir():
             self._beside.append(
                 ThreadedSource(
-                    "InfiniBand ports", infiniband.read, least_s=INFINIBAND_EVERY_S, tell=tell
+                    "InfiniBand ports", infiniband.read, least_s=INFINIBAND_EVERY_S, report=report
                 )
             )
         sources = [
-            Paced("CPU", CpuSamples(root).read, tell=tell),
-            Paced("memory", self.memory.read, tell=tell),
-            Paced("disks", DiskTraffic(root).read, tell=tell),
-            Paced("network", NetworkSamples(root).read, tell=tell),
-            Paced("pressure", PressureSamples(root).read, least_s=PRESSURE_EVERY_S, tell=tell),
+            Paced("CPU", CpuSamples(root).read, report=report),
+            Paced("memory", self.memory.read, report=report),
+            Paced("disks", DiskTraffic(root).read, report=report),
+            Paced("network", NetworkSamples(root).read, report=report),
+            Paced("pressure", PressureSamples(root).read, least_s=PRESSURE_EVERY_S, report=report),
         ]
         self._xids: XidSamples | None = None
         if gpus is not None:
-            self._beside.append(ThreadedSource("GPUs", gpus.read, tell=tell))
+            self._beside.append(ThreadedSource("GPUs", gpus.read, report=report))
             self._xids = XidSamples(lambda: gpus.places, root)
-            sources.append(Paced("kernel log", self._xids.read, tell=tell))
+            sources.append(Paced("kernel log", self._xids.read, report=report))
         self._sources: list[Paced | ThreadedSource] = [*sources, *self._beside]
 
     def sample(self, now_s: float) -> Sample:
@@ -115,7 +115,7 @@ class Node:
         visible: str | None = None,
         machine: Machine | None = None,
         root: Path = ROOT,
-        tell: Callable[[str], None] = print_line,
+        report: Callable[[str], None] = print_line,
     ) -> None:
         """`folder` is the job's working folder, `folders` are others whose space is watched.
 
@@ -123,21 +123,21 @@ class Node:
         """
         self.root_pid = root_pid
         self.other_roots: frozenset[int] = frozenset()
-        self.machine: Final = machine or Machine(gpus=gpus, root=root, tell=tell)
+        self.machine: Final = machine or Machine(gpus=gpus, root=root, report=report)
         self._gpus = (
             None if self.machine.gpus is None else GpusOfJob(self.machine.gpus, visible=visible)
         )
         self._tree = ProcessTree(root)
         self._group = GroupSamples(root)
         self._sources: list[Paced | ThreadedSource] = [
-            Paced("the job's processes", self._tree.read, tell=tell),
-            Paced("control group", self._group.read, tell=tell),
+            Paced("the job's processes", self._tree.read, report=report),
+            Paced("control group", self._group.read, report=report),
         ]
         space = DiskSpace(folder, folders)
         self._space: ThreadedSource | None = None
         if space:
             self._space = ThreadedSource(
-                "space on disk", space.read, least_s=SPACE_EVERY_S, tell=tell
+                "space on disk", space.read, least_s=SPACE_EVERY_S, report=report
             )
             self._sources.append(self._space)
 

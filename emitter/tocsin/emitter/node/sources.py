@@ -53,13 +53,13 @@ class Paced:
         *,
         least_s: float = 0.0,
         share: float = SHARE,
-        tell: Callable[[str], None] = print_line,
+        report: Callable[[str], None] = print_line,
     ) -> None:
         self._name = name
         self._read = read
         self._least_s = least_s - _EARLY_S
         self._share = share
-        self._tell = tell
+        self._report = report
         self._due_s = float("-inf")
         self._cost_s = 0.0
         self._failed = 0
@@ -79,7 +79,7 @@ class Paced:
             self._failed += 1
             if self._failed >= FAILURES:
                 self._due_s = float("inf")
-                self._tell(f"{self._name}: not sampled any more: {error}")
+                self._report(f"{self._name}: not sampled any more: {error}")
                 return self._last
         cost_s = time.thread_time() - before_s
         # The lesser of two: what is made at the first reading only is not paid again.
@@ -97,12 +97,12 @@ class ThreadedSource:
         read: Read,
         *,
         least_s: float = 0.0,
-        tell: Callable[[str], None] = print_line,
+        report: Callable[[str], None] = print_line,
     ) -> None:
         self._name = name
         self._read = read
         self._least_s = least_s - _EARLY_S
-        self._tell = tell
+        self._report = report
         self._thread: threading.Thread | None = None
         self._questions: SimpleQueue[float | None] = SimpleQueue()
         self._answers: SimpleQueue[tuple[float, Sample | Exception]] = SimpleQueue()
@@ -156,7 +156,9 @@ class ThreadedSource:
         except Empty:
             if now_s - self._asked_s > KEPT_S and not self._told_silent:
                 self._told_silent = True
-                self._tell(f"{self._name}: no answer for {KEPT_S:g} s; left out until there is one")
+                self._report(
+                    f"{self._name}: no answer for {KEPT_S:g} s; left out until there is one"
+                )
             return
         asked_s, self._asked_s = self._asked_s, None
         # The first one loads a driver, which takes seconds once.
@@ -169,7 +171,7 @@ class ThreadedSource:
         self._kept_s = max(KEPT_S, 2.5 * (took_s + pause_s))
         if slow and not self._told_slow:
             self._told_slow = True
-            self._tell(
+            self._report(
                 f"{self._name}: a reading took {took_s:.1f} s; sampled every {REST * took_s:.0f} s"
             )
         if isinstance(answer, Exception):
@@ -183,7 +185,7 @@ class ThreadedSource:
     def _give_up(self, error: Exception) -> None:
         self._due_s = float("inf")
         self._last = {}
-        self._tell(f"{self._name}: not sampled any more: {error}")
+        self._report(f"{self._name}: not sampled any more: {error}")
 
     def _work(self) -> None:
         while (now_s := self._questions.get()) is not None:

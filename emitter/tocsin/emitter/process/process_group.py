@@ -121,9 +121,9 @@ class Reaper:
     def __init__(self) -> None:
         self._watched: dict[int, Callable[[Change], None]] = {}
 
-    def watch(self, pid: int, tell: Callable[[Change], None]) -> None:
-        """Call `tell` for each stop of that child, and once for its end."""
-        self._watched[pid] = tell
+    def watch(self, pid: int, notify: Callable[[Change], None]) -> None:
+        """Call `notify` for each stop of that child, and once for its end."""
+        self._watched[pid] = notify
 
     def reap(self) -> None:
         """Take all changes that are there; never waits."""
@@ -141,11 +141,11 @@ class Reaper:
             self._notify(taken.si_pid, taken.si_code, taken.si_status)
 
     def _notify(self, pid: int, code: int, status: int) -> None:
-        tell = self._watched.get(pid)
+        notify = self._watched.get(pid)
         if code in (os.CLD_STOPPED, os.CLD_TRAPPED):
-            if tell is not None:
-                tell(Change(pid, None, status))
+            if notify is not None:
+                notify(Change(pid, None, status))
             return
         self._watched.pop(pid, None)
-        if tell is not None:
-            tell(Change(pid, status if code == os.CLD_EXITED else -status))
+        if notify is not None:
+            notify(Change(pid, status if code == os.CLD_EXITED else -status))

@@ -85,7 +85,7 @@ class Sender:
         outbox: Outbox | None = None,
         heartbeat: Callable[[], Data] | None = None,
         heartbeat_s: float = 10.0,
-        tell: Callable[[str], None] = print_line,
+        report: Callable[[str], None] = print_line,
         after: Sequence[threading.Thread] = (),
     ) -> None:
         """It publishes nothing while one of `after` lives, for `TURN_S` at most."""
@@ -93,7 +93,7 @@ class Sender:
         self._address = address
         self._heartbeat = heartbeat
         self._heartbeat_s = heartbeat_s
-        self._tell = tell
+        self._report = report
         self._after = tuple(after)
         self._forks = forks.watched()
         self._inbox: deque[tuple[Item, Worth]] = deque()
@@ -258,7 +258,9 @@ class Sender:
                 reason = f"{type(error).__name__}: {error}"
                 if failures > RESTARTS:
                     self.failed = reason
-                    self._tell(f"sending has failed ({reason}); the training continues unmonitored")
+                    self._report(
+                        f"sending has failed ({reason}); the training continues unmonitored"
+                    )
                     break
                 # What cannot be reported must not end the thread, which goes on sending.
                 with suppress(Exception):
@@ -376,7 +378,7 @@ class Sender:
                 if len(records) > 1:
                     return all([await self._publish(link, [record]) for record in records])
                 self._lost += 1
-                self._tell(f"a record was not sent: {error}")
+                self._report(f"a record was not sent: {error}")
                 return True
             # The isolation of this loop: whatever a bus raises, training goes on.
             except Exception as error:
@@ -384,7 +386,7 @@ class Sender:
                 self._failing = True
                 if type(error) not in self._told:
                     self._told.add(type(error))
-                    self._tell(advice(error, PUBLISH_S))
+                    self._report(advice(error, PUBLISH_S))
                 if self._closing:
                     return False
                 if self._wake is not None:
@@ -398,7 +400,9 @@ class Sender:
                     self._failing = False
                     if self._told:
                         self._told.clear()
-                        self._tell(f"the bus answers again; {self.dropped:,} records were dropped")
+                        self._report(
+                            f"the bus answers again; {self.dropped:,} records were dropped"
+                        )
                 return True
 
     async def _wait_for_turn(self) -> None:
@@ -416,7 +420,7 @@ class Sender:
             return
         self._degraded.add(probe)
         reason = clip(f"{type(error).__name__}: {error}", 500)
-        self._tell(f"{probe} has failed ({reason}); the training continues")
+        self._report(f"{probe} has failed ({reason}); the training continues")
         who = self._address.origin.fields
         self.publish(CaptureDegraded(**who, probe=clip(probe, 100), reason=reason))
 

@@ -138,7 +138,7 @@ def test_a_gpu_that_falls_off_is_said_once(monkeypatch: pytest.MonkeyPatch) -> N
 
     fake_nvml(monkeypatch, nvmlDeviceGetMemoryInfo=lost)
     told: list[str] = []
-    gpus = Gpus(tell=told.append)
+    gpus = Gpus(report=told.append)
     for _ in range(FAILURES + 5):
         assert gpus.read(1.0) == {}
     assert told == ["GPU 0 is not sampled any more: GPU is lost"]
@@ -150,7 +150,7 @@ def test_a_reading_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch)
 
     fake_nvml(monkeypatch, nvmlDeviceGetTemperature=fail)
     told: list[str] = []
-    gpus = Gpus(tell=told.append)
+    gpus = Gpus(report=told.append)
     for _ in range(FAILURES + 5):
         found = gpus.read(1.0)
         assert found["gpu.0.power_watts"] == 250
@@ -164,7 +164,7 @@ def test_a_driver_that_fails_at_once_is_said_once(monkeypatch: pytest.MonkeyPatc
 
     fake_nvml(monkeypatch, nvmlInit=fail)
     told: list[str] = []
-    gpus = Gpus(tell=told.append)
+    gpus = Gpus(report=told.append)
     assert [gpus.read(1.0), gpus.read(2.0)] == [{}, {}]
     assert told == ["GPUs are not sampled: driver and library do not match"]
 
@@ -178,7 +178,7 @@ def test_no_driver_is_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
 
     fake_nvml(monkeypatch, nvmlInit=fail)
     told: list[str] = []
-    assert Gpus(tell=told.append).read(1.0) == {}
+    assert Gpus(report=told.append).read(1.0) == {}
     assert told == []
 
 

@@ -45,7 +45,7 @@ def test_a_job_that_has_ended_has_no_columns() -> None:
 
 def test_a_machine_without_any_of_it_has_no_columns(tmp_path: Path) -> None:
     told: list[str] = []
-    node = Node(root_pid=1, root=tmp_path, tell=told.append)
+    node = Node(root_pid=1, root=tmp_path, report=told.append)
     assert [node.sample(float(n)) for n in range(9)] == [{}] * 9
     assert told == []
 

@@ -42,7 +42,7 @@ def test_a_source_that_fails_is_said_once_and_left(told: list[str]) -> None:
         taken.append(now_s)
         raise OSError("gone")
 
-    source = Paced("it", read, tell=told.append)
+    source = Paced("it", read, report=told.append)
     for n in range(FAILURES + 5):
         assert source.sample(float(100 * n)) == {}
     assert told == ["it: not sampled any more: gone"]
@@ -83,7 +83,7 @@ def test_a_source_beside_is_as_fresh_as_it_can_be() -> None:
 
 
 def test_one_that_hangs_holds_up_nobody_and_has_importing(slow: Slow, told: list[str]) -> None:
-    source = ThreadedSource("GPUs", slow.read, tell=told.append)
+    source = ThreadedSource("GPUs", slow.read, report=told.append)
     before = threading.active_count()
     assert source.sample(0.0) == {}
     began = time.monotonic()
@@ -118,7 +118,7 @@ def test_one_that_is_slow_is_asked_less_often(
         time.sleep(0.03)
         return {"a": now_s}
 
-    source = ThreadedSource("GPUs", read, tell=told.append)
+    source = ThreadedSource("GPUs", read, report=told.append)
     wait_until(lambda: source.sample(0.0))
     # The first reading may load a driver: nothing is said, and it is asked again at once.
     assert told == []
@@ -135,7 +135,7 @@ def test_one_that_fails_beside_is_said_once(told: list[str]) -> None:
     def fail(now_s: float) -> Sample:
         raise OSError("gone")
 
-    source = ThreadedSource("it", fail, tell=told.append)
+    source = ThreadedSource("it", fail, report=told.append)
     now_s = 0.0
 
     def is_told() -> bool:
@@ -168,6 +168,6 @@ def test_no_thread_is_no_harm(told: list[str], monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    source = ThreadedSource("it", lambda now_s: {"a": 1.0}, tell=told.append)
+    source = ThreadedSource("it", lambda now_s: {"a": 1.0}, report=told.append)
     assert source.sample(0.0) == source.sample(1.0) == {}
     assert told == ["it: not sampled any more: can't start new thread"]

@@ -154,7 +154,7 @@ def test_rows_become_one_frame() -> None:
 
 def make(folder: Path, told: list[str], **more: object) -> Sender:
     address = Address(topics=Topics(), origin=ORIGIN, source="/runs/r1", create_topics=True)
-    return Sender(lambda: EmbeddedBus(folder / "bus.db"), address, tell=told.append, **more)  # type: ignore[arg-type]
+    return Sender(lambda: EmbeddedBus(folder / "bus.db"), address, report=told.append, **more)  # type: ignore[arg-type]
 
 
 def test_records_are_numbered_and_coalesced(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_exit_is_bounded_without_a_bus(tmp_path: Path) -> None:
         raise BusUnavailable("no broker")
 
     address = Address(topics=Topics(), origin=ORIGIN, source="/runs/r1")
-    sender = Sender(refuse, address, tell=told.append)
+    sender = Sender(refuse, address, report=told.append)
     sender.start()
     sender.publish(PhaseMark(run_id="r1", incarnation="i1", name="x", edge="begin"))
     wait_until(lambda: told)

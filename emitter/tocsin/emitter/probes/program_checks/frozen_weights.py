@@ -281,12 +281,12 @@ def _normal(moments: npt.NDArray[np.float64]) -> bool:
 def _untouched(
     vectors: Iterable[tuple[_Weight, npt.NDArray[np.float64], float]],
 ) -> bool:
-    """Whether all vectors are as they were initialised, and enough of them can tell."""
-    tell = 0
+    """Whether all vectors are as they were initialised, and enough of them show it."""
+    signs = 0
     for weight, moments, bound in vectors:
         low, high = float(moments[1]), float(moments[2])
         if bound or (low == high and low in (0.0, 1.0)):
-            tell += 1
+            signs += 1
         elif not weight.bounds or max(-low, high) > weight.bounds[0] * (1 + weight.tolerance):
             return False
-    return tell >= LEAST
+    return signs >= LEAST

@@ -277,7 +277,7 @@ def trace(
     gpus: list[FakeGpu], readings: int, before: Callable[[int], None], log: Path
 ) -> Iterator[Line]:
     """What the sampler reads of made devices, one reading each half second."""
-    sampler = Gpus(tell=lambda text: None)
+    sampler = Gpus(report=lambda text: None)
     xids = XidSamples(lambda: sampler.places, log)
     for n in range(readings):
         before(n)
@@ -375,7 +375,7 @@ def test_a_healthy_gpu_is_quiet(monkeypatch: pytest.MonkeyPatch, log: Path) -> N
 
 def test_this_machine_is_recorded_and_replayed(tmp_path: Path) -> None:
     """Its GPU, too, where it has one."""
-    sampler = Gpus(tell=lambda text: None)
+    sampler = Gpus(report=lambda text: None)
     node = Node(folder=tmp_path, gpus=sampler)
     write(tmp_path / "trace.jsonl", recorded(node, seconds=0.2, every_s=0.04))
     node.close()
