@@ -34,7 +34,7 @@ from tocsin.store import open_run
 from tocsin.store.archive.batch import Taken
 from tocsin.store.archive.flush import flush
 from tocsin.store.archive.merge import compact
-from tocsin.store.archive.taking import read_record
+from tocsin.store.archive.records import read_record
 from tocsin.store.catalog import Store
 from tocsin.store.parquet.duck import Duck
 from tocsin.store.storage.local import LocalStorage

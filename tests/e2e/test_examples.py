@@ -16,7 +16,7 @@ import pytest
 from support.site import Finished, Site
 from support.slurm import slurm_cluster, unavailable
 from support.waiting import wait_until
-from support.watched import records
+from support.watched_training import records
 from tocsin.console.context import section_registry
 from tocsin.schemas.configuration.file import check_config
 from tocsin.schemas.records import wire

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from support.captured import HOOK, Said, captured, environment, said
-from support.watched import records
+from support.watched_training import records
 from tocsin.emitter.hooks import torch_patches
 from tocsin.emitter.model.optimizers import ALONE_PATIENCE, PRIMARY_PATIENCE
 from tocsin.emitter.run import Run

@@ -21,7 +21,7 @@ from torch import nn
 from support.captured import Said, captured, said
 from support.matrix import Trained, needed, same
 from support.stops import StopSigner
-from support.watched import records
+from support.watched_training import records
 from tocsin.emitter import api
 from tocsin.emitter.checkpoints.health import health
 from tocsin.emitter.checkpoints.pins import pin

@@ -16,7 +16,7 @@ import torch
 
 from support.captured import HOOK, Said, environment, said
 from support.matrix_ranks import EVERY_STEP, STEPS
-from support.watched import records
+from support.watched_training import records
 from tocsin.schemas.records.runs import CaptureDegraded, RunEnded, RunStarted
 from tocsin.stream_rules.testing import issues_of
 

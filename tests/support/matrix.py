@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from support.captured import Said, captured, said
-from support.watched import records
+from support.watched_training import records
 from tocsin.emitter.hooks import torch_patches
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.runs import CaptureDegraded

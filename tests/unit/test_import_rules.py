@@ -78,6 +78,7 @@ ADAPTERS: dict[str, set[str]] = {
     "sklearn": {"tocsin.console.demo.trainings"},
     "duckdb": {
         "tocsin.store.parquet.duck",
+        "tocsin.store.parquet.frames",
         "tocsin.store.parquet.source",
         "tocsin.store.query.engine",
     },

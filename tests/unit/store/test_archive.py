@@ -30,6 +30,7 @@ from tocsin.store.archive.batch import Taken
 from tocsin.store.archive.flush import flush
 from tocsin.store.archive.merge import MANY, compact, thin_out, wants_thinning
 from tocsin.store.archive.once import archive_run, finish_others
+from tocsin.store.archive.records import read_record
 from tocsin.store.archive.retention import (
     FORGOTTEN_MS,
     Keep,
@@ -39,7 +40,6 @@ from tocsin.store.archive.retention import (
     too_much,
 )
 from tocsin.store.archive.service import ArchiveService, FlushPolicy
-from tocsin.store.archive.taking import read_record
 from tocsin.store.archive.upkeep import Upkeep
 from tocsin.store.config import store_problems
 from tocsin.store.errors import DamagedStore, StoreError, StoreUnavailable

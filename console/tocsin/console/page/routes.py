@@ -146,7 +146,7 @@ class Routes:
             else:
                 now, version = await view.render(), ""
         except MissingPage as missing:
-            return self._said("Not here", str(missing), 404)
+            return self._message("Not here", str(missing), 404)
         query = view.query
         return HTMLResponse(
             shell(
@@ -214,7 +214,7 @@ class Routes:
             self._site.check_run(run_id)
             text = await self._site.report(run_id)
         except MissingPage as missing:
-            return self._said("Not here", str(missing), 404)
+            return self._message("Not here", str(missing), 404)
         name = "".join(c if c.isalnum() or c in "._-" else "_" for c in run_id)
         disposition = f'attachment; filename="tocsin-report-{name}.html"'
         return Response(text, media_type="text/html", headers={"Content-Disposition": disposition})
@@ -283,7 +283,7 @@ class Routes:
             said, status = f"Nothing was done: {error}", 409
         if "application/json" in request.headers.get("accept", ""):
             return JSONResponse({"said": said}, status)
-        return self._said("Done" if status == 200 else "Not done", said, status, back)
+        return self._message("Done" if status == 200 else "Not done", said, status, back)
 
     # -- sessions --------------------------------------------------------------------------
 
@@ -343,15 +343,15 @@ class Routes:
             csrf=self._site.access.csrf,
         )
 
-    def _said(self, title: str, text: str, status: int, back: str = "/") -> Response:
+    def _message(self, title: str, text: str, status: int, back: str = "/") -> Response:
         from starlette.responses import HTMLResponse
 
-        frame = fragment("said", title=title, text=text, back=back, back_text="Back")
+        frame = fragment("message", title=title, text=text, back=back, back_text="Back")
         return HTMLResponse(
             shell(
                 frame,
                 title=title,
-                kind="said",
+                kind="message",
                 crumbs=(),
                 scripts=(),
                 bus=self._site.follower.situation(unix_ms()).bus_url,

@@ -15,8 +15,8 @@ from tocsin.emitter.checkpoints.reader import CheckpointReader
 from tocsin.emitter.launch.helper import DRAIN_S
 from tocsin.emitter.launch.helper_child import HelperChild, helper_command, helper_words
 from tocsin.emitter.launch.listener_child import ListenerChild
-from tocsin.emitter.launch.look_back import find_predecessor
 from tocsin.emitter.launch.predecessor import Predecessor
+from tocsin.emitter.launch.predecessor_search import find_predecessor
 from tocsin.emitter.node.publisher import NodePlan, NodeReport
 from tocsin.emitter.node.registry import Entry, NodeFolder, Registration
 from tocsin.emitter.plan.settings import lay_over
@@ -122,7 +122,7 @@ def stopped_before(
     run_id: str | None, added: Mapping[str, str], base: Mapping[str, str]
 ) -> Predecessor | None:
     """The incarnation of this run before this one, if a stop ended it. A run with a new id has
-    none; for others this may block for `look_back.TIMEOUT_S`.
+    none; for others this may block for `predecessor_search.TIMEOUT_S`.
     """
     if run_id is None and RUN_ID not in base and scheduler_job(base) is None:
         return None

@@ -20,7 +20,7 @@ from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 from tocsin.store.archive.batch import Taken
 from tocsin.store.archive.flush import flush
 from tocsin.store.archive.merge import compact, thin_out, wants_thinning
-from tocsin.store.archive.taking import read_record, topics_of
+from tocsin.store.archive.records import read_record, topics_of
 from tocsin.store.catalog import Store
 from tocsin.store.errors import StoreError, StoreUnavailable, UnusableStore
 from tocsin.store.manifest import FAMILIES, Family

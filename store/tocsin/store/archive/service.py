@@ -25,7 +25,7 @@ from tocsin.schemas.records.runs import RunEnded
 from tocsin.schemas.topics import Topics
 from tocsin.store.archive.batch import Taken
 from tocsin.store.archive.flush import flush
-from tocsin.store.archive.taking import read_record, topics_of
+from tocsin.store.archive.records import read_record, topics_of
 from tocsin.store.archive.upkeep import Upkeep
 from tocsin.store.catalog import Store
 from tocsin.store.errors import StoreError, StoreUnavailable, UnusableStore

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from support.captured import captured, said
-from support.watched import records
+from support.watched_training import records
 from tocsin.emitter.probes.nonfinite_forward import BadValue, first_bad_value
 from tocsin.stream_rules.testing import assert_fires, only
 

@@ -17,7 +17,7 @@ import pytest
 from support.captured import Said, said
 from support.children import python_path
 from support.launches import TESTS
-from support.watched import records
+from support.watched_training import records
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.runs import CaptureDegraded

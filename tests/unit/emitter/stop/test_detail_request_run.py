@@ -11,7 +11,7 @@ import torch
 
 from support.captured import captured, said
 from support.waiting import wait_until
-from support.watched import records
+from support.watched_training import records
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing
 from tocsin.emitter.process.process_group import process_lives

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from support.captured import environment, said
-from support.watched import records
+from support.watched_training import records
 from tocsin.emitter.process.isolation import Isolation
 from tocsin.emitter.run import Run
 from tocsin.emitter.statistics.arrays import CHUNK

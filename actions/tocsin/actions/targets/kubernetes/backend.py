@@ -11,7 +11,7 @@ from tocsin.actions.targets.answers import instead
 from tocsin.actions.targets.kind import JobSeen, StopAsked, TargetJob
 from tocsin.actions.targets.kubernetes.api import Answer, KubernetesApi
 from tocsin.actions.targets.kubernetes.config import KubernetesTarget
-from tocsin.actions.targets.kubernetes.judgement import Seen, evaluate, why_not
+from tocsin.actions.targets.kubernetes.job_state import Seen, evaluate, why_not
 from tocsin.actions.targets.kubernetes.objects import (
     Job,
     Owner,

@@ -186,7 +186,7 @@ def test_steps_that_are_no_numbers_are_left_out() -> None:
 
 @pytest.mark.torture
 def test_two_real_ranks_one_of_which_is_slowed(tmp_path: Path) -> None:
-    from support.watched import records
+    from support.watched_training import records
 
     subprocess.run(
         [sys.executable, "-m", "support.slowed_ranks", str(tmp_path)],

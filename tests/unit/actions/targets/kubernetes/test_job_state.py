@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tocsin.actions.targets.kind import JobSeen
-from tocsin.actions.targets.kubernetes.judgement import Seen, evaluate, why_not
+from tocsin.actions.targets.kubernetes.job_state import Seen, evaluate, why_not
 from tocsin.actions.targets.kubernetes.objects import Job, Owner, Pod, Recorded
 from tocsin.actions.targets.kubernetes.workloads import JOB
 

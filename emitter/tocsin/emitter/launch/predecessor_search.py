@@ -26,7 +26,7 @@ from tocsin.schemas.topics import Topics
 
 logger = logging.getLogger(__name__)
 
-MODULE: Final = "tocsin.emitter.launch.look_back"
+MODULE: Final = "tocsin.emitter.launch.predecessor_search"
 
 TIMEOUT_S: Final = 10.0
 """How long to find out, seconds: a process is started for it."""
