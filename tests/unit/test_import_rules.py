@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import itertools
+import re
 import sys
 import tomllib
 from collections import Counter
@@ -323,6 +324,21 @@ def test_rules_know_of_the_bus_only_the_port() -> None:
         and found.importer != "tocsin.stream_rules.reading.recordings"
     ]
     assert wrong == []
+
+
+def test_the_picture_of_the_rooms_has_each_on_its_floor() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    picture = re.split("^```$", page.partition("## The rooms")[2], flags=re.MULTILINE)[1]
+    shown: dict[str, list[set[str]]] = {}
+    portion = ""
+    for line in filter(str.strip, picture.splitlines()):
+        portion = line[:17].strip() or portion
+        # Behind three spaces there is a remark.
+        rooms = line[17:].partition("   ")[0]
+        shown.setdefault(portion, []).insert(0, {room.strip("/") for room in rooms.split()})
+    for name, floors in FLOORS.items():
+        named = [floor - {"__init__"} for floor in floors]
+        assert shown[name] == [floor for floor in named if floor], name
 
 
 @pytest.mark.parametrize("portion", FLOORS)
