@@ -33,15 +33,15 @@ class PrometheusMetrics(Metrics):
         }
 
     def add(self, name: str, amount: float = 1, **labels: str) -> None:
-        """See `Metrics`."""
+        """Count on."""
         self._metric(name, labels).inc(amount)
 
     def set(self, name: str, value: float, **labels: str) -> None:
-        """See `Metrics`."""
+        """Set a gauge."""
         self._metric(name, labels).set(value)
 
     def observe(self, name: str, seconds: float, **labels: str) -> None:
-        """See `Metrics`."""
+        """Put one time into a histogram."""
         self._metric(name, labels).observe(seconds)
 
     def value(self, name: str, **labels: str) -> float:
@@ -49,7 +49,7 @@ class PrometheusMetrics(Metrics):
         return self._registry.get_sample_value(name, labels) or 0.0
 
     def text(self) -> str:
-        """See `Metrics`."""
+        """All of them in the text format of Prometheus."""
         return generate_latest(self._registry).decode()
 
     def _metric(self, name: str, labels: Mapping[str, str]) -> Any:

@@ -92,7 +92,7 @@ class Watchdog:
         await self._done.wait()
 
     def stop(self) -> None:
-        """See `Part`; the end of a service has budgets of its own."""
+        """Ask `run` to return. The end of a service has budgets of its own."""
         self._over.set()
         self._done.set()
 

@@ -416,7 +416,7 @@ class Worker:
     # -- partitions come and go (called by the wiring, from within polls) --------------------
 
     async def on_revoked(self, partitions: frozenset[Partition]) -> None:
-        """See `tocsin.bus.port.AssignmentListener`."""
+        """Called when partitions go to another member: the last chance to commit."""
         async with self._lock:
             if await self._save_before_giving_up(locked=True):
                 self._positions.park({p.number for p in partitions})
@@ -431,7 +431,8 @@ class Worker:
         self._nudged.set()
 
     async def on_assigned(self, partitions: frozenset[Partition]) -> None:
-        """See `tocsin.bus.port.AssignmentListener`. Never raises BusUnavailable into the bus."""
+        """Called when partitions are owned; none of their records is read before this returns.
+        Never raises BusUnavailable into the bus."""
         async with self._lock:
             try:
                 gone = self._positions.unpark({p.number for p in partitions})

@@ -68,7 +68,7 @@ class Training(Part):
 
 
 class Manifest(Part):
-    """See the module."""
+    """What the store has of one run, of one family of topics."""
 
     version: Literal[1] = 1
     run_id: str

@@ -99,7 +99,7 @@ def test_a_page_is_plain_english(page: Path) -> None:
 
 FRAGMENT = re.compile(
     r"(?:Those|They|Them|Behind|That of|Of (?:a|an|one|the|that)\b|One more|It has (?!no)"
-    r"|It is over|As above|The other way round"
+    r"|See (?:the|`)|It is over|As above|The other way round"
     r"|The same (?:as above|within|for|without|with|of|inside)\b)"
 )
 """How a docstring starts that makes sense only after the definition above it."""

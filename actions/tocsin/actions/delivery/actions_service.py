@@ -142,7 +142,7 @@ class ActionsService(Service):
     # -- what the worker calls ---------------------------------------------------------------
 
     def attached(self, to: Attachment) -> None:
-        """See `Service`."""
+        """Called once, before anything else."""
         self._nudge, self._only, self._due.skip = to.nudge, to.only_runs, to.skip
         self._digests.attached(to)
 
@@ -160,17 +160,18 @@ class ActionsService(Service):
         return [*followed, *(Partition(topic, partition) for topic in others)]
 
     def restore(self, partition: int, records: Sequence[Record]) -> None:
-        """See `Service`."""
+        """Records of the topics restored and followed, for input partition `partition`, in
+        order."""
         for record in records:
             self._follow(record, restored_in=partition)
         self._stops.may_be_final = True
 
     def restored(self, partition: int, next_offset: int | None) -> None:
-        """See `Service`."""
+        """All was read; the group's committed offset is `next_offset` (None: nothing yet)."""
         self._planner.open_issues_now.restored(partition, next_offset)
 
     def release(self, partitions: Collection[int]) -> None:
-        """See `Service`."""
+        """Drop the state of partitions that another worker owns now."""
         self._ledger.drop(partitions)
         self._notices.release()
         self._writer.release()
@@ -180,7 +181,7 @@ class ActionsService(Service):
         self._planner.release(frozenset(partitions))
 
     def apply(self, records: Sequence[Record], tick: Tick) -> Sequence[Poison]:
-        """See `Service`."""
+        """Take the records in, in order per partition, and fire the timers that are due."""
         self._now_ms, self._owned = tick.now_ms, tick.owned
         poison: list[Poison] = []
         while self._inbox:
@@ -207,18 +208,20 @@ class ActionsService(Service):
         return poison
 
     def outputs(self) -> Sequence[Outgoing]:
-        """See `Service`."""
+        """What `apply` has found since the last call, and `snapshots` with `force`: acknowledged by
+        the bus before anything else is written."""
         outputs, self._silences_over = [*self._writer.drain(), *self._silences_over], []
         self._unsaved = self._unsaved or bool(outputs)
         return outputs
 
     def next_due_ms(self) -> int | None:
-        """See `Service`."""
+        """When `apply` must be called even if no record comes (Unix milliseconds); None: never."""
         dues = (self._due.next_ms(), self._digests.next_due_ms())
         return min((due for due in dues if due is not None), default=None)
 
     def wants_checkpoint(self) -> bool:
-        """See `Service`: attempts start after a checkpoint, so one is wanted when any is due."""
+        """Whether a checkpoint should come now rather than at the end of its interval. Attempts
+        start after a checkpoint, so one is wanted when any is due."""
         if self._digests.wanted:
             return True
         due = self._due.next_ms()
@@ -227,7 +230,8 @@ class ActionsService(Service):
         return self._draining > 0 or (due is not None and due <= self._now_ms)
 
     async def checkpointed(self, now_ms: int) -> None:
-        """See `Service`: the ledger is on the bus, so what is due may be sent."""
+        """On the event loop, in each checkpoint: what was handed out is on the bus. The ledger is
+        on the bus, so what is due may be sent."""
         self._now_ms = now_ms
         await self._due.start(now_ms, self._owned)
         self._digests.start()
@@ -236,7 +240,7 @@ class ActionsService(Service):
         self._round.set()
 
     async def ended(self) -> None:
-        """See `Service`."""
+        """On the event loop, when the worker ends, whatever ended it."""
         await self._digests.close()
         await self._queues.close(self._close_receivers)
 

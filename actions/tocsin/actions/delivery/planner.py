@@ -177,23 +177,23 @@ class Planner(Known):
         return self._decisions.held(self._as_asked(planned, issue), issue, self, now_ms)
 
     def silences(self) -> Iterable[Silence]:
-        """See `Known`."""
+        """The silences of `tocsin silence`."""
         return self._control.silences
 
     def open_issues(self, run_id: str, incarnation: str) -> Iterable[OpenIssue]:
-        """See `Known`."""
+        """The open issues of one training; that in question may be among them."""
         return self.open_issues_now.in_training(run_id, incarnation)
 
     def stops_off(self) -> str:
-        """See `Known`."""
+        """Why all stops are switched off; empty if they are not."""
         return self._control.switch.off
 
     def fleet(self, issue: Issue, now_ms: int) -> Fleet:
-        """See `Known`."""
+        """What limits of stops count, for the run of an issue."""
         return self._runs.fleet(issue.run_id, self._ledger.stops_since(now_ms - HOUR_MS), now_ms)
 
     def noticed(self, issue_id: str) -> Mapping[str, Noticed]:
-        """See `Known`."""
+        """The notices about an issue that each receiver has got, by name."""
         return self._ledger.noticed(issue_id)
 
     def _as_asked(self, planned: Planned, issue: Issue) -> Planned:

@@ -72,7 +72,8 @@ class Digests:
         self._reading: dict[DueDigest, asyncio.Task[None]] = {}
 
     def attached(self, to: Attachment) -> None:
-        """See `Service`. A service for some runs alone sends a digest of each."""
+        """Called once, before anything else. A service for some runs alone sends a digest of
+        each."""
         self._nudge, self._skip = to.nudge, to.skip
         if to.only_runs is not None:
             self._runs = sorted(to.only_runs)

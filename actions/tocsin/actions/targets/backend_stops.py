@@ -38,7 +38,7 @@ LOOKS: Final = RetryPolicy(first_ms=1_000, most_ms=15_000, least_ms=500)
 
 @dataclass(frozen=True, slots=True)
 class BackendStops:
-    """See `tocsin.actions.delivery.stop_decisions.Backends`.
+    """Ends jobs whose launcher has not ended them, through the targets of the policy.
 
     Attributes:
         policy: which target may end which job.
@@ -50,7 +50,8 @@ class BackendStops:
     looks: RetryPolicy = LOOKS
 
     def turn(self, stop: Delivery, run: RunSeen, now_ms: int) -> Change | None:
-        """See `Backends`."""
+        """What is new about a stop that was sent, and that the run has not answered; None:
+        nothing."""
         view = run.views.get(stop.incarnation)
         if view is None or view.scheduler is None or run.incarnation != stop.incarnation:
             return None
@@ -86,7 +87,7 @@ class BackendStops:
         return stop.model_copy(update=changes), None
 
     def answered(self, stop: Delivery, outcome: Outcome, now_ms: int) -> tuple[Delivery, Decision]:
-        """See `Backends`."""
+        """What an attempt at the backend means for the stop: its entry, and its new state."""
         backend = stop.backend
         assert backend is not None
         name, said = backend.target, f"{backend.target}: {outcome.text()}"

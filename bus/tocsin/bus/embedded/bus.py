@@ -76,7 +76,8 @@ class EmbeddedProducer:
         self._unchecked_bytes = 0
 
     async def publish(self, records: Sequence[Outgoing], /) -> Sequence[int]:
-        """See the port. On this bus all records are written, or none."""
+        """Append the records, in order per partition, and wait until all are acknowledged
+        (durable). On this bus all records are written, or none."""
         if not records:
             return ()
         connection, doorbell, clock = self._connection, self._doorbell, self._clock
@@ -104,7 +105,7 @@ class EmbeddedProducer:
         return self._connection.closed
 
     async def close(self) -> None:
-        """See the port."""
+        """Let go of resources; a publish under way fails with BusClosed."""
         await self._connection.close()
 
 
@@ -117,7 +118,7 @@ class _Lease:
         self._bus = bus
 
     async def release(self) -> None:
-        """See the port."""
+        """Give it back now."""
         await self._bus.release(self)
 
 
@@ -146,16 +147,16 @@ class EmbeddedBus:
 
     @property
     def url(self) -> str:
-        """See the port."""
+        """How to reach it, without secrets: `embedded:PATH` or `kafka://HOST:PORT`."""
         return f"embedded:{self.path}"
 
     @property
     def notice(self) -> str | None:
-        """See the port."""
+        """One line for a person, when the bus is not where one would look; None otherwise."""
         return self._notice
 
     async def __aenter__(self) -> Self:
-        """See the port."""
+        """Open it. Raises UnusableBus or BusUnavailable."""
         control = Connection(self._file, "bus")
         await control.open()
         doorbell: Doorbell | None = None
@@ -202,7 +203,7 @@ class EmbeddedBus:
         await control.close()
 
     async def init(self, specs: Sequence[TopicSpec]) -> Sequence[TopicState]:
-        """See the port."""
+        """Create the topics that are missing; never change one that exists."""
         control, doorbell, _ = self._open()
         await control.run(lambda db: tables.create_topics(db, specs))
         self._file.topics = await control.run(tables.topic_specs)
@@ -210,12 +211,12 @@ class EmbeddedBus:
         return await self.show(specs)
 
     async def show(self, specs: Sequence[TopicSpec]) -> Sequence[TopicState]:
-        """See the port."""
+        """Compare the topics with what they should be."""
         control, _, _ = self._open()
         return await control.run(lambda db: tables.topic_states(db, specs))
 
     async def producer(self) -> EmbeddedProducer:
-        """See the port."""
+        """A new producer."""
         _, doorbell, intake = self._open()
         connection = await self._connect("producer")
         producer = EmbeddedProducer(connection, doorbell, intake, self._clock)
@@ -223,7 +224,7 @@ class EmbeddedBus:
         return producer
 
     async def reader(self, start: Mapping[Partition, From]) -> EmbeddedReader:
-        """See the port."""
+        """A reader of these partitions from these places."""
         _, _, intake = self._open()
         topics = {partition.topic for partition in start}
         connection = await self._connect("reader")
@@ -246,7 +247,8 @@ class EmbeddedBus:
         only: Sequence[Partition] | None = None,
         member: str | None = None,
     ) -> EmbeddedConsumer:
-        """See the port."""
+        """A member of `group`, which begins at the committed offset, else at the earliest
+        record."""
         _, doorbell, intake = self._open()
         connection = await self._connect("consumer")
         consumer = EmbeddedConsumer(
@@ -273,7 +275,7 @@ class EmbeddedBus:
         return consumer
 
     async def lease(self, name: str) -> _Lease | None:
-        """See the port."""
+        """Claim `name`, or None while somebody else holds it."""
         control, _, _ = self._open()
         lease = _Lease(self, name, uuid.uuid4().hex)
         now_ms = leases.monotonic_ms()
@@ -291,7 +293,7 @@ class EmbeddedBus:
         await control.run(lambda db: leases.release(db, lease.name, lease.holder))
 
     async def leased(self, name: str) -> bool:
-        """See the port."""
+        """Whether somebody who lives holds `name`."""
         control, _, _ = self._open()
         now_ms = leases.monotonic_ms()
         return await control.run(lambda db: leases.held(db, name, now_ms))

@@ -57,7 +57,7 @@ class EmbeddedReader:
         self._positions = await self._places(start)
 
     async def poll(self, *, timeout_s: float, max_records: int = 500) -> Sequence[Record]:
-        """See the port."""
+        """The next records, in order per partition; empty when none came within `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while True:
             self._check_open()
@@ -72,19 +72,20 @@ class EmbeddedReader:
             await self._bell.wait(max(0.0, min(left, next_look)))
 
     async def seek(self, partition: Partition, start: From) -> None:
-        """See the port."""
+        """Go on from `start` in that partition."""
         self._check_open()
         self._require(partition)
         self._positions.update(await self._places({partition: start}))
         self._bell.touch()
 
     async def position(self, partition: Partition) -> int:
-        """See the port."""
+        """The offset of the next record that `poll` would return."""
         self._check_open()
         return self._require(partition)
 
     async def ends(self, partitions: Sequence[Partition]) -> Mapping[Partition, int]:
-        """See the port."""
+        """The offset that the next appended record will get, per partition: lag = end -
+        position."""
         self._check_open()
         connection, intake = self._connection, self._intake
 
@@ -100,7 +101,7 @@ class EmbeddedReader:
         return self._closed
 
     async def close(self) -> None:
-        """See the port."""
+        """Let go of resources."""
         if self._closed:
             return
         self._closed = True
@@ -213,16 +214,16 @@ class EmbeddedConsumer(EmbeddedReader):
         return time.monotonic() - self.polled_s > HUNG_S
 
     def assigned(self) -> frozenset[Partition]:
-        """See the port."""
+        """The partitions that this member owns now."""
         return frozenset(self._positions)
 
     async def poll(self, *, timeout_s: float, max_records: int = 500) -> Sequence[Record]:
-        """See the port."""
+        """The next records, in order per partition; empty when none came within `timeout_s`."""
         self.polled_s = time.monotonic()
         return await super().poll(timeout_s=timeout_s, max_records=max_records)
 
     async def commit(self, offsets: Mapping[Partition, int]) -> None:
-        """See the port."""
+        """Store, for the group, the offset of the next record to be read."""
         self._check_open()
         connection, group, member = self._connection, self.group, self.member
 
@@ -236,7 +237,7 @@ class EmbeddedConsumer(EmbeddedReader):
         await connection.run(job)
 
     async def committed(self, partition: Partition) -> int | None:
-        """See the port."""
+        """What the group stored last for that partition; None if nothing."""
         self._check_open()
         connection, group = self._connection, self.group
         return await connection.run(
@@ -244,7 +245,7 @@ class EmbeddedConsumer(EmbeddedReader):
         )
 
     async def close(self) -> None:
-        """See the port; leaves the group."""
+        """Let go of resources. Leaves the group."""
         if self._closed:
             return
         group, member, connection = self.group, self.member, self._connection

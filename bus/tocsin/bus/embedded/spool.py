@@ -331,7 +331,7 @@ class SpoolWriter:
             await asyncio.get_running_loop().run_in_executor(None, self._append, records)
 
     async def close(self) -> None:
-        """See the port."""
+        """Close the file, unless a write is under way: then it is closed with the process."""
         self._closed = True
         # Whoever holds it waits for a disk; the file is closed with the process then.
         if self._lock.acquire(blocking=False):
@@ -358,7 +358,7 @@ class SpooledBus:
         self._writers: list[SpoolWriter] = []
 
     async def __aenter__(self) -> Self:
-        """See the port."""
+        """Open it. Raises UnusableBus or BusUnavailable."""
         self._doorbell = Doorbell(self.path)
         return self
 

@@ -138,7 +138,7 @@ class UnmappedReader:
         self._polling: asyncio.Future[Sequence[Record]] | None = None
 
     async def poll(self, *, timeout_s: float, max_records: int = 500) -> Sequence[Record]:
-        """See the port."""
+        """The next records, in order per partition; empty when none came within `timeout_s`."""
         if self._polling is None:
             call = self._bus.call("poll", self.number, timeout_s, max_records)
             self._polling = asyncio.ensure_future(call)
@@ -151,22 +151,23 @@ class UnmappedReader:
         return records
 
     async def seek(self, partition: Partition, start: From) -> None:
-        """See the port. Not while a poll is under way."""
+        """Go on from `start` in that partition. Not while a poll is under way."""
         self.places[partition] = From.offset(
             await self._bus.call("seek", self.number, partition, start)
         )
 
     async def position(self, partition: Partition) -> int:
-        """See the port."""
+        """The offset of the next record that `poll` would return."""
         return self.places[partition].value
 
     async def ends(self, partitions: Sequence[Partition]) -> Mapping[Partition, int]:
-        """See the port."""
+        """The offset that the next appended record will get, per partition: lag = end -
+        position."""
         found: Mapping[Partition, int] = await self._bus.call("ends", self.number, partitions)
         return found
 
     async def close(self) -> None:
-        """See the port."""
+        """Let go of resources."""
         if self._polling is not None:
             self._polling.cancel()
         await self._bus.close_reader(self)
@@ -192,7 +193,7 @@ class UnmappedBus:
 
     @property
     def url(self) -> str:
-        """See the port."""
+        """How to reach it, without secrets: `embedded:PATH` or `kafka://HOST:PORT`."""
         return f"embedded:{self.path}"
 
     @property
@@ -201,7 +202,7 @@ class UnmappedBus:
         return None if self._child is None else self._child.pid
 
     async def __aenter__(self) -> Self:
-        """See the port."""
+        """Open it. Raises UnusableBus or BusUnavailable."""
         try:
             await self._up()
             await self._spool.__aenter__()
@@ -217,7 +218,7 @@ class UnmappedBus:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """See the port."""
+        """Close the spool, and the child process that reads."""
         self._closed = True
         await self._spool.__aexit__(exc_type, exc, traceback)
         child, self._child = self._child, None
@@ -231,7 +232,7 @@ class UnmappedBus:
                 child.close()
 
     async def init(self, specs: Sequence[TopicSpec]) -> Sequence[TopicState]:
-        """See the port."""
+        """Create the topics that are missing; never change one that exists."""
         await self._spool.init(specs)
         states: Sequence[TopicState] = await self.call("init", specs)
         return states
@@ -241,7 +242,7 @@ class UnmappedBus:
         return await self._spool.producer()
 
     async def reader(self, start: Mapping[Partition, From]) -> UnmappedReader:
-        """See the port."""
+        """A reader of these partitions from these places."""
         reader = UnmappedReader(self, next(self._numbers), start)
         reader.places = await self.call("reader", reader.number, reader.places)
         self._readers[reader.number] = reader

@@ -91,16 +91,16 @@ class KafkaBus:
 
     @property
     def url(self) -> str:
-        """See the port."""
+        """How to reach it, without secrets: `embedded:PATH` or `kafka://HOST:PORT`."""
         return f"kafka://{','.join(self._servers)}"
 
     @property
     def notice(self) -> str | None:
-        """See the port."""
+        """One line for a person, when the bus is not where one would look; None otherwise."""
         return None
 
     async def __aenter__(self) -> Self:
-        """See the port."""
+        """Open it. Raises UnusableBus or BusUnavailable."""
         own_threads.add_current()
         security = self._security
         self._connection = {
@@ -141,7 +141,7 @@ class KafkaBus:
         await _close_admin(admin)
 
     async def init(self, specs: Sequence[TopicSpec]) -> Sequence[TopicState]:
-        """See the port."""
+        """Create the topics that are missing; never change one that exists."""
         await topic_admin.create_topics(self._open(), specs)
         return await self.show(specs)
 
@@ -165,7 +165,8 @@ class KafkaBus:
         await topic_admin.grant(self._open(), wanted)
 
     async def show(self, specs: Sequence[TopicSpec]) -> Sequence[TopicState]:
-        """See the port. The size is not asked for: it takes a right that few have."""
+        """Compare the topics with what they should be. The size is not asked for: it takes a right
+        that few have."""
         return await self._show(specs, None)
 
     async def _show(
@@ -189,7 +190,7 @@ class KafkaBus:
         )
 
     async def producer(self) -> KafkaProducer:
-        """See the port."""
+        """A new producer."""
         self._open()
 
         async def make() -> AIOKafkaProducer:
@@ -208,7 +209,7 @@ class KafkaBus:
         return producer
 
     async def reader(self, start: Mapping[Partition, From]) -> KafkaReader:
-        """See the port."""
+        """A reader of these partitions from these places."""
         self._open()
         await self._require_partitions(list(start))
         client = AIOKafkaConsumer(**CONSUMER_OPTIONS, **self._connection)
@@ -231,7 +232,8 @@ class KafkaBus:
         only: Sequence[Partition] | None = None,
         member: str | None = None,
     ) -> KafkaConsumer:
-        """See the port."""
+        """A member of `group`, which begins at the committed offset, else at the earliest
+        record."""
         self._open()
         if only is not None:
             await self._require_partitions(only)
@@ -262,12 +264,12 @@ class KafkaBus:
         return consumer
 
     async def lease(self, name: str) -> _Granted:
-        """See the port."""
+        """Claim `name`, or None while somebody else holds it."""
         self._open()
         return _Granted()
 
     async def leased(self, name: str) -> bool:
-        """See the port."""
+        """Whether somebody who lives holds `name`."""
         self._open()
         return False
 

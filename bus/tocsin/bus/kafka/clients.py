@@ -181,7 +181,8 @@ class KafkaProducer:
         self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def publish(self, records: Sequence[Outgoing], /) -> Sequence[int]:
-        """See the port. After BusUnavailable some of the records may be written."""
+        """Append the records, in order per partition, and wait until all are acknowledged
+        (durable). After BusUnavailable some of the records may be written."""
         for record in records:
             if (size := record_size(record)) > MAX_RECORD_BYTES:
                 raise RecordTooLarge(size, MAX_RECORD_BYTES)
@@ -249,7 +250,7 @@ class KafkaProducer:
         return self._closing.done()
 
     async def close(self) -> None:
-        """See the port."""
+        """Let go of resources; a publish under way fails with BusClosed."""
         if self._closing.done():
             return
         self._closing.set_result(None)
@@ -278,7 +279,7 @@ class KafkaReader:
             self._client.seek(place, offset)
 
     async def poll(self, *, timeout_s: float, max_records: int = 500) -> Sequence[Record]:
-        """See the port."""
+        """The next records, in order per partition; empty when none came within `timeout_s`."""
         self._check_open()
         with translated("reading"):
             batches = await self._client.getmany(
@@ -287,7 +288,7 @@ class KafkaReader:
         return flattened(batches)
 
     async def seek(self, partition: Partition, start: From) -> None:
-        """See the port."""
+        """Go on from `start` in that partition."""
         self._check_open()
         self._check_reads(partition)
         place = TopicPartition(*partition)
@@ -297,7 +298,7 @@ class KafkaReader:
         self._client.seek(place, offsets[place])
 
     async def position(self, partition: Partition) -> int:
-        """See the port."""
+        """The offset of the next record that `poll` would return."""
         self._check_open()
         self._check_reads(partition)
         with translated(f"position in {partition.topic}-{partition.number}"):
@@ -306,7 +307,8 @@ class KafkaReader:
         return position
 
     async def ends(self, partitions: Sequence[Partition]) -> Mapping[Partition, int]:
-        """See the port."""
+        """The offset that the next appended record will get, per partition: lag = end -
+        position."""
         self._check_open()
         await self._require(sorted({partition.topic for partition in partitions}))
         with translated("asking for the ends"):
@@ -322,7 +324,7 @@ class KafkaReader:
         return self._closed
 
     async def close(self) -> None:
-        """See the port."""
+        """Let go of resources."""
         if self._closed:
             return
         self._closed = True

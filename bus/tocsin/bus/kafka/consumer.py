@@ -130,11 +130,11 @@ class KafkaConsumer(KafkaReader):
                 self._client.subscribe(self._subscribed, listener=self._bridge)
 
     def assigned(self) -> frozenset[Partition]:
-        """See the port."""
+        """The partitions that this member owns now."""
         return self._owned
 
     async def poll(self, *, timeout_s: float, max_records: int = 500) -> Sequence[Record]:
-        """See the port."""
+        """The next records, in order per partition; empty when none came within `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while True:
             self._check_open()
@@ -149,7 +149,7 @@ class KafkaConsumer(KafkaReader):
                 return records
 
     async def commit(self, offsets: Mapping[Partition, int]) -> None:
-        """See the port."""
+        """Store, for the group, the offset of the next record to be read."""
         self._check_open()
         if not offsets:
             return
@@ -160,7 +160,7 @@ class KafkaConsumer(KafkaReader):
                 )
 
     async def committed(self, partition: Partition) -> int | None:
-        """See the port."""
+        """What the group stored last for that partition; None if nothing."""
         self._check_open()
         with translated("asking for the committed offset"):
             async with asyncio.timeout(self._request_s):
@@ -171,7 +171,7 @@ class KafkaConsumer(KafkaReader):
         return partition in self._owned
 
     async def close(self) -> None:
-        """See the port; leaves the group."""
+        """Let go of resources. Leaves the group."""
         self._bridge.close()
         await super().close()
 

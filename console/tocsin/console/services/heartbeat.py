@@ -145,7 +145,7 @@ class Heartbeat:
         self._due_ms = self._started_ms + self._delay_ms()
 
     async def prepare(self, context: CommandContext) -> TakeOver:
-        """See `tocsin.console.services.reload.Prepare`."""
+        """What takes over another configuration. Raises ConfigurationError: it cannot be used."""
         target = self._wanted(target_of(context))
 
         async def take_over() -> None:
@@ -157,7 +157,7 @@ class Heartbeat:
         return take_over
 
     def stop(self) -> None:
-        """See `tocsin.runtime.shutdown.Part`."""
+        """Ask `run` to return."""
         self._stopping = True
         self._woken.set()
 

@@ -58,7 +58,7 @@ class RulesReload:
         self._config = context.config
 
     async def prepare(self, context: CommandContext) -> TakeOver:
-        """See `Prepare`."""
+        """What takes over another configuration. Raises ConfigurationError: it cannot be used."""
         specs, later = await asyncio.to_thread(
             specs_at_runtime, self._service.specs, self._config, context.config
         )
@@ -85,7 +85,7 @@ class ActionsReload:
         self._service = service
 
     async def prepare(self, context: CommandContext) -> TakeOver:
-        """See `Prepare`."""
+        """What takes over another configuration. Raises ConfigurationError: it cannot be used."""
         assert self._service.set_up is not None
         loaded = context.loaded
         setup = await asyncio.to_thread(
@@ -137,7 +137,7 @@ class ConfigurationWatch:
         self._asked.set()
 
     def stop(self) -> None:
-        """See `tocsin.runtime.shutdown.Part`."""
+        """Ask `run` to return."""
         self._stopping = True
         self._asked.set()
 

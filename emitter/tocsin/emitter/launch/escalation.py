@@ -143,7 +143,7 @@ class Stopper:
         return next(reversed(self._stops.values()), None)
 
     def facts(self) -> Facts:
-        """See Hands."""
+        """What the decision is taken by, now."""
         members, job = self._members, self._job()
         over = ""
         if job is None:
@@ -163,7 +163,7 @@ class Stopper:
         )
 
     def obey(self, signed: SignedCommand, command: StopRequested) -> None:
-        """See Hands."""
+        """Stop: the one effect of this incarnation."""
         stop = self._stops[command.incarnation] = _Stop(command)
         self._answer(self._acknowledged(command))
         job = self._job()
@@ -189,7 +189,7 @@ class Stopper:
             await members.until(lambda: not members.unblocked(), timeout_s=AGENTS_S)
 
     def join(self, command: StopRequested) -> None:
-        """See Hands."""
+        """Another good command while a stop of this incarnation is under way or done."""
         self._answer(self._acknowledged(command))
         stop = self._stops[command.incarnation]
         stop.joined.append(command)
@@ -197,7 +197,8 @@ class Stopper:
             self._answer(self._exited(stop, command))
 
     def missed(self, command: StopRequested, why: str) -> None:
-        """See Hands. If the job itself is gone that is an answer; its training alone is not."""
+        """A good command, but what it was to stop has ended. If the job itself is gone that is an
+        answer; its training alone is not."""
         job = self._job()
         if job is not None and job.exit_code is not None:
             late = _Stop(command, how="itself", exit_code=job.exit_code)
@@ -206,7 +207,7 @@ class Stopper:
         self.refuse(CommandVerdict("other_incarnation", why, command, command.command_id))
 
     def refuse(self, verdict: CommandVerdict) -> None:
-        """See Hands."""
+        """Answer with a refusal to the command that it names."""
         if verdict.why is not None:
             self._answer(refusal(verdict, self._who()))
 

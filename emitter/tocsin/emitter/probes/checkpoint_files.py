@@ -53,7 +53,7 @@ class CheckpointFiles(Probe):
         self._written: deque[Written] = deque(maxlen=MAX_WRITTEN)
 
     def start(self, training: Training, optimizers: Optimizers) -> None:
-        """See `Probe`."""
+        """The first optimizer step of a training is being made."""
         self._training = training
 
     def wrote(
@@ -77,16 +77,16 @@ class CheckpointFiles(Probe):
             self.wakes = 0
 
     def stepped(self, training: Training, step: int) -> None:
-        """See `Probe`."""
+        """A step of the training is over, and is `wakes` or a later one."""
         self.wakes = NEVER
         self._report(training)
 
     def close(self, training: Training) -> None:
-        """See `Probe`."""
+        """The training is over: send what is left."""
         self._report(training)
 
     def reset(self) -> None:
-        """See `Probe`."""
+        """Back to what it was before `start`: another training may begin."""
         self._training = None
         self._written.clear()
         self.wakes = NEVER

@@ -48,12 +48,13 @@ class ReplicaChecksums(Probe):
     name = CHECKSUMS
 
     def start(self, training: Training, optimizers: Optimizers) -> None:
-        """See `Probe`."""
+        """The first optimizer step of a training is being made."""
         self.on = training.identity.world_size > 1
         self.reads = _following(training.next_step - 1) if self.on else NEVER
 
     def read(self, step: int, watched: WatchedOptimizer, due: Due) -> tuple[str, Checksums] | None:
-        """See `Probe`."""
+        """The optimizer has changed its weights: the tables of this step, which may still be on
+        their way from a GPU, and the name of the collection that bears their cost."""
         self.reads = _following(step)
         if step % CHECKSUMS_EVERY or is_recording():
             return None

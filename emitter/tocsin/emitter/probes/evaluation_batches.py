@@ -85,7 +85,7 @@ class EvaluationBatches(Probe):
     name = "evaluation batches"
 
     def start(self, training: Training, optimizers: Optimizers) -> None:
-        """See `Probe`."""
+        """The first optimizer step of a training is being made."""
         self._training, self._isolation = training, training.isolation
         modes = (_Batches(training, optimizers, mode) for mode in EVALUATING)
         self._modes = {batches.mode: batches for batches in modes if batches.on}
@@ -98,7 +98,7 @@ class EvaluationBatches(Probe):
         self._function: str | None = None
 
     def evaluation_batch(self, batch: object) -> None:
-        """See `Probe`."""
+        """A data loader returned a batch while the model is in `eval()`."""
         step = self._training.last_step
         if step is None:
             return
@@ -115,7 +115,7 @@ class EvaluationBatches(Probe):
         self._give_back()
 
     def evaluation_loss(self, function: str, loss: torch.Tensor, *, here: bool) -> None:
-        """See `Probe`."""
+        """This function computed a loss of one number while the model is in `eval()`."""
         step = self._training.last_step
         if self._loads or step is None or not here:
             return
@@ -133,17 +133,19 @@ class EvaluationBatches(Probe):
         self._give_back()
 
     def last_batch(self) -> None:
-        """See `Probe`."""
+        """A data loader, of training or of an evaluation, has no more batches."""
         if self._began:
             self._pause()
 
     def batch(self, batch: object, step: int) -> None:
-        """See `Probe`. Training goes on."""
+        """A data loader returned a batch, which that step will use. Training goes on."""
         if self.reads != NEVER:
             self._over()
 
     def read(self, step: int, watched: WatchedOptimizer, due: Due) -> None:
-        """See `Probe`. Training has gone on without a data loader."""
+        """The optimizer has changed its weights: the tables of this step, which may still be on
+        their way from a GPU, and the name of the collection that bears their cost. Training has
+        gone on without a data loader."""
         if self._displaced:
             self._displaced = False
             if activations.holder is not None:
@@ -151,7 +153,7 @@ class EvaluationBatches(Probe):
         self._over()
 
     def flush(self) -> bool:
-        """See `Probe`."""
+        """Send what has arrived from a GPU, of evaluations."""
         self._over()
         return bool(self._waiting)
 

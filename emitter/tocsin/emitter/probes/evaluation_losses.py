@@ -39,7 +39,7 @@ class EvaluationLosses(Probe):
     name = "evaluation losses"
 
     def start(self, training: Training, optimizers: Optimizers) -> None:
-        """See `Probe`."""
+        """The first optimizer step of a training is being made."""
         self._training = training
         self._plan = training.settings.plan("losses")
         self._held: list[torch.Tensor] = []
@@ -48,7 +48,8 @@ class EvaluationLosses(Probe):
         self._first: tuple[int, str] = (-1, "")
 
     def evaluation_loss(self, function: str, loss: torch.Tensor, *, here: bool) -> None:
-        """See `Probe`. Where none is due it is read, too: one that is not finite is always sent."""
+        """This function computed a loss of one number while the model is in `eval()`. Where none is
+        due it is read, too: one that is not finite is always sent."""
         step = self._training.last_step
         mode: Mode = "predict" if PREDICT in self._training.phases else "eval"
         schedule = None if self._plan is None else self._plan.schedule(mode)
@@ -72,7 +73,8 @@ class EvaluationLosses(Probe):
         self._held.append(loss.reshape(1).to(torch.float32, copy=True))
 
     def read(self, step: int, watched: WatchedOptimizer, due: Due) -> None:
-        """See `Probe`."""
+        """The optimizer has changed its weights: the tables of this step, which may still be on
+        their way from a GPU, and the name of the collection that bears their cost."""
         self.reads = 0 if self.flush() else NEVER
 
     def flush(self) -> bool:

@@ -157,7 +157,7 @@ class HostTensors(DriverObjects):
 
     @property
     def names(self) -> Sequence[str]:
-        """See `Copied`."""
+        """The tensors."""
         return list(self._tensors)
 
     def start(self) -> None:
@@ -181,11 +181,11 @@ class HostTensors(DriverObjects):
         self._tensors = copies
 
     def ready(self) -> bool:
-        """See `Copied`."""
+        """Whether they are there; never waits."""
         return all(event.query() for event in self._events)
 
     def write(self, path: Path) -> Sequence[SavedTensor]:
-        """See `Copied`."""
+        """Write them into that file."""
         from safetensors.torch import save_file
 
         save_file(self._tensors, path)

@@ -37,11 +37,12 @@ class OptimizerState(Probe):
     of = OPTIMIZER_STATE
 
     def start(self, training: Training, optimizers: Optimizers) -> None:
-        """See `Probe`."""
+        """The first optimizer step of a training is being made."""
         self._schedule, self._optimizers = training.schedule, optimizers
 
     def read(self, step: int, watched: WatchedOptimizer, due: Due) -> tuple[str, TensorRows] | None:
-        """See `Probe`."""
+        """The optimizer has changed its weights: the tables of this step, which may still be on
+        their way from a GPU, and the name of the collection that bears their cost."""
         self.reads = NEVER
         plans, optimizer = due.get(OPTIMIZER_STATE, ()), watched.optimizer()
         if not plans or optimizer is None or is_recording():

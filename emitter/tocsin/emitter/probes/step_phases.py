@@ -88,7 +88,7 @@ class StepPhases(Probe):
         self._named: list[tuple[str, float]] = []
 
     def start(self, training: Training, optimizers: Optimizers) -> None:
-        """See `Probe`."""
+        """The first optimizer step of a training is being made."""
         isolation, root = training.isolation, optimizers.root
 
         def mark(edge: Edge, duration_s: float | None) -> bool:
@@ -286,7 +286,8 @@ class StepPhases(Probe):
         self._stepping, self.cursor = None, now
 
     def stepped(self, training: Training, step: int) -> None:
-        """See `Probe`. Read what the GPU has passed, and time the next step if it is due."""
+        """A step of the training is over, and is `wakes` or a later one. Read what the GPU has
+        passed, and time the next step if it is due."""
         training.isolation.run(cuda_timing.PROBE, self.after_step, step)
         if training.isolation.rests(cuda_timing.PROBE):
             self.device, self.wakes = None, step + REST
@@ -310,7 +311,7 @@ class StepPhases(Probe):
         self.wakes = step + 1 if at_once else step + every - 1 - step % every
 
     def close(self, training: Training) -> None:
-        """See `Probe`."""
+        """The training is over: send what is left."""
         self.end_evaluation()
 
     def end_evaluation(self) -> None:

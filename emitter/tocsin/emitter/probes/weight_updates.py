@@ -89,24 +89,25 @@ class UpdateProbe(Probe):
         self._numel: list[int] = []
 
     def start(self, training: Training, optimizers: Optimizers) -> None:
-        """See `Probe`."""
+        """The first optimizer step of a training is being made."""
         self._schedule = training.schedule
 
     def updating(self, watched: WatchedOptimizer, due: Due) -> None:
-        """See `Probe`."""
+        """The optimizer whose steps count is about to change its weights."""
         plans = (*due.get("weights", ()), *due.get("biases", ()))
         with self._schedule.costs(*(plan.name for plan in plans)):
             self.before(watched.parameters)
 
     def read(self, step: int, watched: WatchedOptimizer, due: Due) -> tuple[str, Updates] | None:
-        """See `Probe`."""
+        """The optimizer has changed its weights: the tables of this step, which may still be on
+        their way from a GPU, and the name of the collection that bears their cost."""
         self.reads = NEVER
         with self._schedule.costs("weights", more=True):
             updates = self.after()
         return None if updates is None else ("weights", updates)
 
     def dropped(self) -> None:
-        """See `Probe`."""
+        """The step in progress is not made: its gradients were thrown away."""
         self.reset()
 
     def before(self, parameters: Sequence[tuple[str, torch.Tensor]]) -> None:

@@ -282,7 +282,7 @@ class ThreadListener:
         self._endpoint.close()
 
     def facts(self) -> Facts:
-        """See Hands."""
+        """What the decision is taken by, now."""
         return Facts(
             self._origin.run_id,
             self.members.incarnation,
@@ -291,24 +291,26 @@ class ThreadListener:
         )
 
     def obey(self, signed: SignedCommand, command: StopRequested) -> None:
-        """See Hands."""
+        """Stop: the one effect of this incarnation."""
         for trainer in self.members.living(command.incarnation):
             datagrams.send(trainer.socket, signed.message())
             if self._on_obeyed is not None and not trainer.early:
                 self._on_obeyed(trainer, command)
 
     def join(self, command: StopRequested) -> None:
-        """See Hands. The stop under way is the one effect, of which the ranks speak themselves."""
+        """Another good command while a stop of this incarnation is under way or done. The stop
+        under way is the one effect, of which the ranks speak themselves."""
         who = self._who(command.incarnation)
         self._emit(
             StopAcknowledged(**who, command_id=command.command_id, issue_id=command.issue_id)
         )
 
     def missed(self, command: StopRequested, why: str) -> None:
-        """See Hands. It listens only while its training runs."""
+        """A good command, but what it was to stop has ended. It listens only while its training
+        runs."""
 
     def refuse(self, verdict: CommandVerdict) -> None:
-        """See Hands."""
+        """Answer with a refusal to the command that it names."""
         if verdict.why is not None:
             self._emit(refusal(verdict, self._who(self.members.incarnation)))
 

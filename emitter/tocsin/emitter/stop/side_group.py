@@ -85,7 +85,7 @@ class GlooCollective:
         self._numbers: _Numbers | None = None
 
     def start(self, known: int, interval: int) -> Round:
-        """See Collective. There is at most one round at a time."""
+        """Begin a round; never waits. There is at most one round at a time."""
         numbers = self._numbers
         if numbers is None:
             numbers = self._numbers = _Numbers()

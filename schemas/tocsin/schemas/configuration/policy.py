@@ -68,7 +68,7 @@ class PolicyEntry(Entry):
             yield name, (*self.loc, "may_stop_on", *inner)
 
     def placed(self, loc: Loc, raw: object) -> None:
-        """See `Entry`."""
+        """Note where it stands in the document, and how it was written there."""
         super().placed(loc, raw)
         self._listed = isinstance(raw, dict) and isinstance(raw.get("may_stop_on"), list)
 

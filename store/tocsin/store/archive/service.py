@@ -101,11 +101,12 @@ class ArchiveService(Service):
         self._unread = 0
 
     def attached(self, to: Attachment) -> None:
-        """See `Service`."""
+        """Called once, before anything else."""
         self._only = to.only_runs
 
     def release(self, partitions: Collection[int]) -> None:
-        """See `Service`. What is not written is read again by whoever owns them now."""
+        """Drop the state of partitions that another worker owns now. What is not written is read
+        again by whoever owns them now."""
         self._runs = {
             run_id: run for run_id, run in self._runs.items() if run.partition not in partitions
         }
@@ -117,7 +118,8 @@ class ArchiveService(Service):
         }
 
     def apply(self, records: Sequence[Record], tick: Tick) -> Sequence[Poison]:
-        """See `Service`. Records that cannot be read are the rules' to bury; they are counted."""
+        """Take the records in, in order per partition, and fire the timers that are due. Records
+        that cannot be read are the rules' to bury; they are counted."""
         self._now_ms = tick.now_ms
         for record in records:
             self._admit(record)
@@ -150,7 +152,8 @@ class ArchiveService(Service):
         run.over = _over(taken, run.over)
 
     def snapshots(self, *, force: bool) -> Sequence[Outgoing]:
-        """See `Service`. Publishes nothing: what it saves is files."""
+        """The states that have changed since their last snapshot, each with the offset it covers.
+        Publishes nothing: what it saves is files."""
         if not force and self._now_ms < self._away_until_ms:
             return ()
         due = self._due(force=force)
@@ -225,7 +228,8 @@ class ArchiveService(Service):
         self._pause_ms = min(2 * self._pause_ms, _PAUSE_MS[1])
 
     def committable(self, partition: Partition, next_offset: int) -> int:
-        """See `Service`: up to the first record that is not in a file."""
+        """The offset that may be committed: `next_offset`, or less to read from there again after a
+        crash. Up to the first record that is not in a file."""
         firsts = [
             run.firsts[partition.topic]
             for run in self._runs.values()
@@ -234,24 +238,25 @@ class ArchiveService(Service):
         return min([next_offset, *firsts, self._left_out.get(partition, next_offset)])
 
     def wants_checkpoint(self) -> bool:
-        """See `Service`."""
+        """Whether a checkpoint should come now rather than at the end of its interval."""
         return self._now_ms >= self._away_until_ms and bool(
             self._due(force=False) or (self._left_out and not self._runs)
         )
 
     def next_due_ms(self) -> int | None:
-        """See `Service`."""
+        """When `apply` must be called even if no record comes (Unix milliseconds); None: never."""
         if not self._runs and not self._left_out:
             return None
         due = [run.due_ms(self.policy) for run in self._runs.values()]
         return max(min([*due, self._now_ms + self.policy.every_ms]), self._away_until_ms)
 
     def settled(self) -> bool:
-        """See `Service`: whether all that was taken in is in files."""
+        """Whether all that `apply` was given has been dealt with; a service that gives work away
+        says False until it is back. Whether all that was taken in is in files."""
         return not self._runs and not self._left_out
 
     async def ended(self) -> None:
-        """See `Service`."""
+        """On the event loop, when the worker ends, whatever ended it."""
         self._upkeep.stop()
 
 

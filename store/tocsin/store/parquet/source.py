@@ -33,21 +33,21 @@ class ParquetSource:
         self._locate = locate
 
     def steps(self, mode: Mode) -> Integers:
-        """See `Source`."""
+        """The steps that have a row of scalars; may repeat, in any order."""
         if (table := self._table("steps")) is None:
             return np.empty(0, np.int64)
         sql = f"SELECT DISTINCT step FROM {table} WHERE mode = $mode"
         return self._duck.ask(sql, {"mode": mode})["step"].astype(np.int64)
 
     def scalars(self, mode: Mode) -> Iterable[str]:
-        """See `Source`."""
+        """Names of the scalars of steps."""
         if (table := self._table("steps")) is None:
             return []
         sql = f"SELECT name FROM {table} WHERE mode = $mode {_FIRST_SEEN}"
         return [str(row[0]) for row in self._duck.rows(sql, {"mode": mode})]
 
     def scalar(self, name: str, mode: Mode, rank: int) -> Points:
-        """See `Source`."""
+        """One scalar; empty where there is none."""
         if (table := self._table("steps")) is None:
             return no_points()
         sql = (
@@ -57,7 +57,7 @@ class ParquetSource:
         return self._points(sql, {"name": name, "mode": mode, "rank": rank})
 
     def ranks(self) -> frozenset[int]:
-        """See `Source`."""
+        """The ranks with a row of scalars or a summary."""
         found: set[int] = set()
         for kind in ("steps", "tensors"):
             if (table := self._table(kind)) is not None:
@@ -66,7 +66,7 @@ class ParquetSource:
         return frozenset(found)
 
     def collections(self) -> Mapping[str, Contents]:
-        """See `Source`."""
+        """What there is of tensors."""
         found = {}
         for name in dict.fromkeys(file.collection for file in self._files):
             files = self._files_of("tensors", name)
@@ -87,7 +87,7 @@ class ParquetSource:
     def statistic(
         self, collection: str, tensor: str, statistic: str, mode: Mode, rank: int
     ) -> Points:
-        """See `Source`."""
+        """One statistic or count of one tensor; empty where there is none."""
         files = self._with(collection, statistic)
         if not files:
             return no_points()
@@ -100,7 +100,7 @@ class ParquetSource:
         return self._points(sql, {"tensor": tensor, "mode": mode, "rank": rank})
 
     def cells(self, collection: str, statistic: str, mode: Mode, rank: int) -> Cells:
-        """See `Source`."""
+        """One statistic or count of all tensors; empty where there is none."""
         files = self._with(collection, statistic)
         if not files:
             return Cells((), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
@@ -127,14 +127,14 @@ class ParquetSource:
         )
 
     def nodes(self) -> frozenset[str]:
-        """See `Source`."""
+        """The nodes with samples."""
         if (table := self._table("system")) is None:
             return frozenset()
         rows = self._duck.rows(f"SELECT DISTINCT node FROM {table}")
         return frozenset(str(row[0]) for row in rows)
 
     def system(self, node: str) -> Samples:
-        """See `Source`."""
+        """All samples of a node; empty where there are none."""
         nothing = np.empty(0, np.int64)
         if (table := self._table("system")) is None:
             return Samples((), nothing, nothing, np.empty(0))

@@ -54,18 +54,18 @@ class FrameSource:
         return bool(self._steps or self._system or self._tensors)
 
     def steps(self, mode: Mode) -> Integers:
-        """See `Source`."""
+        """The steps that have a row of scalars; may repeat, in any order."""
         found = [frame.steps for frame in self._steps if frame.mode == mode]
         return np.concatenate(found).astype(np.int64) if found else np.empty(0, np.int64)
 
     def scalars(self, mode: Mode) -> Iterable[str]:
-        """See `Source`."""
+        """Names of the scalars of steps."""
         return dict.fromkeys(
             name for frame in self._steps if frame.mode == mode for name in frame.columns
         )
 
     def scalar(self, name: str, mode: Mode, rank: int) -> Points:
-        """See `Source`."""
+        """One scalar; empty where there is none."""
         found = []
         for frame in self._steps:
             if frame.mode != mode or frame.origin.rank != rank:
@@ -82,11 +82,11 @@ class FrameSource:
         return joined(found)
 
     def ranks(self) -> frozenset[int]:
-        """See `Source`."""
+        """The ranks with a row of scalars or a summary."""
         return frozenset(frame.origin.rank for frame in self._numbers())
 
     def collections(self) -> Mapping[str, Contents]:
-        """See `Source`."""
+        """What there is of tensors."""
         found = {}
         for collection, frames in self._tensors.items():
             rows = dict.fromkeys(frame.rows for frame in frames)
@@ -101,7 +101,7 @@ class FrameSource:
     def statistic(
         self, collection: str, tensor: str, statistic: str, mode: Mode, rank: int
     ) -> Points:
-        """See `Source`."""
+        """One statistic or count of one tensor; empty where there is none."""
         steps, values, at_us = [], [], []
         places: dict[tuple[str, ...], list[int]] = {}
         for frame, column in self._columns(collection, statistic, mode, rank):
@@ -117,7 +117,7 @@ class FrameSource:
         )
 
     def cells(self, collection: str, statistic: str, mode: Mode, rank: int) -> Cells:
-        """See `Source`."""
+        """One statistic or count of all tensors; empty where there is none."""
         names: dict[str, int] = {}
         numbers: dict[tuple[str, ...], Integers] = {}
         rows: list[Integers] = []
@@ -137,11 +137,11 @@ class FrameSource:
         )
 
     def nodes(self) -> frozenset[str]:
-        """See `Source`."""
+        """The nodes with samples."""
         return frozenset(frame.node for frame in self._system)
 
     def system(self, node: str) -> Samples:
-        """See `Source`."""
+        """All samples of a node; empty where there are none."""
         columns: dict[str, int] = {}
         names: list[Integers] = []
         at_us: list[Integers] = []

@@ -29,18 +29,18 @@ _AWAY: Final = frozenset(
 
 
 class LocalStorage:
-    """See `Storage`. The folder is made, private, with the first file."""
+    """Files in a folder of this machine. The folder is made, private, with the first file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder: Final = Path(os.path.abspath(folder))
 
     @property
     def url(self) -> str:
-        """See `Storage`."""
+        """Where it is, for people, without secrets."""
         return str(self.folder)
 
     def read(self, path: str) -> Content | None:
-        """See `Storage`."""
+        """A small file; None if it is not there."""
         with self._errors():
             try:
                 data = (self.folder / path).read_bytes()
@@ -49,7 +49,7 @@ class LocalStorage:
         return Content(data, _version(data))
 
     def replace(self, path: str, data: bytes, *, expected: str | None) -> str:
-        """See `Storage`."""
+        """Write a small file whole, or not at all; its new version."""
         with self._errors(), self._locked(path):
             found = self.read(path)
             if (None if found is None else found.version) != expected:
@@ -61,7 +61,7 @@ class LocalStorage:
         return _version(data)
 
     def scratch(self) -> Path:
-        """See `Storage`."""
+        """A folder of this machine for files that `move_in` takes."""
         folder = self.folder / SCRATCH
         if not folder.is_dir():
             with self._errors():
@@ -70,7 +70,7 @@ class LocalStorage:
         return folder
 
     def move_in(self, path: str, made: Path) -> None:
-        """See `Storage`."""
+        """Take a file of `scratch`, which is there whole and survives a crash when this returns."""
         with self._errors():
             target = self._made(path)
             try:
@@ -82,14 +82,14 @@ class LocalStorage:
             sync(target.parent)
 
     def local(self, path: str) -> Path:
-        """See `Storage`."""
+        """The path of a file on this machine, fetched if need be; it is never changed."""
         found = self.folder / path
         if not found.is_file():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(found))
         return found
 
     def folders(self, path: str = "") -> Sequence[str]:
-        """See `Storage`."""
+        """The names of what has files below it in a folder; empty if there is none."""
         with self._errors():
             try:
                 with os.scandir(self.folder / path) as entries:
@@ -98,7 +98,7 @@ class LocalStorage:
                 return []
 
     def files(self, path: str) -> Sequence[str]:
-        """See `Storage`."""
+        """The paths of all files below a folder."""
         found = []
         for folder, _, names in os.walk(self.folder / path):
             place = Path(folder).relative_to(self.folder)
@@ -106,7 +106,8 @@ class LocalStorage:
         return sorted(found)
 
     def delete(self, paths: Iterable[str]) -> None:
-        """See `Storage`. Folders that are empty then go, too."""
+        """Delete files; those that are not there are deleted already. Folders that are empty then
+        go, too."""
         with self._errors():
             for path in paths:
                 target = self.folder / path
@@ -114,7 +115,8 @@ class LocalStorage:
                 self._remove_above(target)
 
     def discard(self, path: str, *, expected: str) -> None:
-        """See `Storage`. Folders that are empty then go, too."""
+        """Delete a small file if it is of that version still, and leave another one alone. Folders
+        that are empty then go, too."""
         with self._errors():
             target = self.folder / path
             if not target.exists():
@@ -126,7 +128,8 @@ class LocalStorage:
             self._remove_above(target)
 
     def tidy(self, now_s: float) -> None:
-        """See `Storage`. What is there was left a day ago and earlier."""
+        """Delete what processes that have crashed left in `scratch`. What is there was left a day
+        ago and earlier."""
         with contextlib.suppress(OSError), os.scandir(self.folder / SCRATCH) as entries:
             for entry in entries:
                 if entry.stat().st_mtime >= now_s - _STALE_S:

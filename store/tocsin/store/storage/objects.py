@@ -30,7 +30,7 @@ RETRIES: Final = 2
 
 
 class ObjectStorage:
-    """See `Storage`. Files are fetched whole into a folder of this process, each once.
+    """Files in a bucket. They are fetched whole into a folder of this process, each once.
 
     Args:
         url: `s3://BUCKET/PREFIX`, `gs://…`, `az://…`. Credentials come from the environment, as
@@ -59,11 +59,11 @@ class ObjectStorage:
 
     @property
     def url(self) -> str:
-        """See `Storage`."""
+        """Where it is, for people, without secrets."""
         return self._url
 
     def read(self, path: str) -> Content | None:
-        """See `Storage`."""
+        """A small file; None if it is not there."""
         with self._errors():
             try:
                 found = obstore.get(self._store, path)
@@ -73,7 +73,7 @@ class ObjectStorage:
             return Content(data, found.meta["e_tag"] or "")
 
     def replace(self, path: str, data: bytes, *, expected: str | None) -> str:
-        """See `Storage`."""
+        """Write a small file whole, or not at all; its new version."""
         with self._errors():
             if self._conditional:
                 try:
@@ -89,13 +89,13 @@ class ObjectStorage:
             return obstore.put(self._store, path, data)["e_tag"] or ""
 
     def scratch(self) -> Path:
-        """See `Storage`."""
+        """A folder of this machine for files that `move_in` takes."""
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="tocsin-store-"))
         return self._folder
 
     def move_in(self, path: str, made: Path) -> None:
-        """See `Storage`."""
+        """Take a file of `scratch`, which is there whole and survives a crash when this returns."""
         try:
             with self._errors():
                 obstore.put(self._store, path, made)
@@ -103,7 +103,7 @@ class ObjectStorage:
             made.unlink(missing_ok=True)
 
     def local(self, path: str) -> Path:
-        """See `Storage`."""
+        """The path of a file on this machine, fetched if need be; it is never changed."""
         place = self._copy_of(path)
         if place.exists():
             return place
@@ -117,20 +117,20 @@ class ObjectStorage:
         return place
 
     def folders(self, path: str = "") -> Sequence[str]:
-        """See `Storage`."""
+        """The names of what has files below it in a folder; empty if there is none."""
         with self._errors():
             found = obstore.list_with_delimiter(self._store, path or None)
             return sorted(one.rpartition("/")[2] for one in found["common_prefixes"])
 
     def files(self, path: str) -> Sequence[str]:
-        """See `Storage`."""
+        """The paths of all files below a folder."""
         with self._errors():
             return sorted(
                 meta["path"] for chunk in obstore.list(self._store, path) for meta in chunk
             )
 
     def delete(self, paths: Iterable[str]) -> None:
-        """See `Storage`."""
+        """Delete files; those that are not there are deleted already."""
         listed = list(paths)
         # A worker merges for weeks: what it fetched for that is not to fill the disk here.
         for path in listed:
@@ -140,13 +140,15 @@ class ObjectStorage:
                 obstore.delete(self._store, listed)
 
     def discard(self, path: str, *, expected: str) -> None:
-        """See `Storage`. A bucket does not delete on a condition: it is asked just before."""
+        """Delete a small file if it is of that version still, and leave another one alone. A bucket
+        does not delete on a condition: it is asked just before."""
         found = self.read(path)
         if found is not None and found.version == expected:
             self.delete([path])
 
     def tidy(self, now_s: float) -> None:
-        """See `Storage`. `scratch` is this process's own."""
+        """Delete what processes that have crashed left in `scratch`. `scratch` is this process's
+        own."""
 
     def _copy_of(self, path: str) -> Path:
         return self.scratch() / hashlib.sha256(path.encode()).hexdigest()

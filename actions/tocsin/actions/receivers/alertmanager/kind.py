@@ -29,7 +29,8 @@ class Alertmanager(JsonKind[AlertmanagerReceiver]):
     one_alert = True
 
     def shows_question(self, config: AlertmanagerReceiver) -> bool:
-        """See `ReceiverKind`: the message has all details."""
+        """Whether people see in its messages that a stop waits for their approval. The message has
+        all details."""
         return True
 
     def target(

@@ -102,7 +102,7 @@ class Slack:
     answers: bool = True
 
     def post(self, text: str, *, to: str | None = None, loud: bool = True) -> Ask:
-        """See `EditableChat`."""
+        """A new message; to a handle: an answer to that message, seen by all if `loud`."""
         body: dict[str, JsonValue] = {"channel": self.channel, **_slack_text(text)}
         if to is not None:
             channel, _, message = to.partition("/")
@@ -110,12 +110,12 @@ class Slack:
         return self._ask("chat.postMessage", body)
 
     def edit(self, handle: str, text: str) -> Ask:
-        """See `EditableChat`."""
+        """Another text for a message."""
         channel, _, message = handle.partition("/")
         return self._ask("chat.update", {"channel": channel, "ts": message, **_slack_text(text)})
 
     def handle(self, answer: JsonValue) -> str | None:
-        """See `EditableChat`."""
+        """What a message is called there, from the answer to `post`; None if it is not said."""
         if not isinstance(answer, dict):
             return None
         found = f"{answer.get('channel')}/{answer.get('ts')}"
@@ -133,7 +133,8 @@ class Slack:
         return Outcome(forbidden=f"Slack: {error}" if error in _SLACK_NEVER else "Slack refused it")
 
     def unchanged(self, answer: JsonValue) -> bool:
-        """See `EditableChat`: it takes such an edit."""
+        """Whether an edit was refused because the message has this text already. It takes such an
+        edit."""
         return False
 
     def _ask(self, method: str, body: dict[str, JsonValue]) -> Ask:
@@ -151,23 +152,24 @@ class Discord:
     answers: bool = False
 
     def post(self, text: str, *, to: str | None = None, loud: bool = True) -> Ask:
-        """See `EditableChat`."""
+        """A new message; to a handle: an answer to that message, seen by all if `loud`."""
         return Ask("POST", self._url("?wait=true"), _discord_text(text))
 
     def edit(self, handle: str, text: str) -> Ask:
-        """See `EditableChat`."""
+        """Another text for a message."""
         return Ask("PATCH", self._url(f"/messages/{handle}"), _discord_text(text))
 
     def handle(self, answer: JsonValue) -> str | None:
-        """See `EditableChat`."""
+        """What a message is called there, from the answer to `post`; None if it is not said."""
         return _number(answer.get("id")) if isinstance(answer, dict) else None
 
     def refused(self, answer: JsonValue) -> Outcome | None:
-        """See `EditableChat`: the status says it."""
+        """Why an answer with a good status is none; None if it is one. The status says it."""
         return None
 
     def unchanged(self, answer: JsonValue) -> bool:
-        """See `EditableChat`: it takes such an edit."""
+        """Whether an edit was refused because the message has this text already. It takes such an
+        edit."""
         return False
 
     def _url(self, path: str) -> SecretStr:
@@ -186,7 +188,7 @@ class Telegram:
     answers: bool = True
 
     def post(self, text: str, *, to: str | None = None, loud: bool = True) -> Ask:
-        """See `EditableChat`."""
+        """A new message; to a handle: an answer to that message, seen by all if `loud`."""
         answered: dict[str, JsonValue] = {}
         if to is not None:
             # The first message may have been deleted.
@@ -198,20 +200,21 @@ class Telegram:
         return self._ask("sendMessage", {**self._text(text), **answered})
 
     def edit(self, handle: str, text: str) -> Ask:
-        """See `EditableChat`."""
+        """Another text for a message."""
         return self._ask("editMessageText", {**self._text(text), "message_id": int(handle)})
 
     def handle(self, answer: JsonValue) -> str | None:
-        """See `EditableChat`."""
+        """What a message is called there, from the answer to `post`; None if it is not said."""
         result = answer.get("result") if isinstance(answer, dict) else None
         return _number(result.get("message_id")) if isinstance(result, dict) else None
 
     def refused(self, answer: JsonValue) -> Outcome | None:
-        """See `EditableChat`: the status says it."""
+        """Why an answer with a good status is none; None if it is one. The status says it."""
         return None
 
     def unchanged(self, answer: JsonValue) -> bool:
-        """See `EditableChat`: an attempt after one that failed half-way makes such an edit."""
+        """Whether an edit was refused because the message has this text already. An attempt after
+        one that failed half-way makes such an edit."""
         said = answer.get("description") if isinstance(answer, dict) else None
         return isinstance(said, str) and "message is not modified" in said
 
@@ -235,27 +238,28 @@ class Mattermost:
     answers: bool = True
 
     def post(self, text: str, *, to: str | None = None, loud: bool = True) -> Ask:
-        """See `EditableChat`."""
+        """A new message; to a handle: an answer to that message, seen by all if `loud`."""
         body: dict[str, JsonValue] = {"channel_id": self.channel, "message": text}
         url = SecretStr(f"{self.base}/api/v4/posts")
         return Ask("POST", url, body | ({} if to is None else {"root_id": to}), self.token)
 
     def edit(self, handle: str, text: str) -> Ask:
-        """See `EditableChat`."""
+        """Another text for a message."""
         url = SecretStr(f"{self.base}/api/v4/posts/{handle}/patch")
         return Ask("PUT", url, {"message": text}, self.token)
 
     def handle(self, answer: JsonValue) -> str | None:
-        """See `EditableChat`."""
+        """What a message is called there, from the answer to `post`; None if it is not said."""
         found = str(answer.get("id")) if isinstance(answer, dict) else ""
         return found if _MATTERMOST_POST.fullmatch(found) else None
 
     def refused(self, answer: JsonValue) -> Outcome | None:
-        """See `EditableChat`: the status says it."""
+        """Why an answer with a good status is none; None if it is one. The status says it."""
         return None
 
     def unchanged(self, answer: JsonValue) -> bool:
-        """See `EditableChat`: it takes such an edit."""
+        """Whether an edit was refused because the message has this text already. It takes such an
+        edit."""
         return False
 
 

@@ -75,15 +75,16 @@ class Chat(ReceiverKind[ChatReceiver, ChatTarget]):
         return target is None or target.editable is None
 
     def edits(self, target: ChatTarget | None) -> bool:
-        """See `ReceiverKind`."""
+        """Whether a sender edits the message about an issue there, without notifying anybody."""
         return target is not None and target.editable is not None
 
     def digests(self, config: ChatReceiver) -> bool:
-        """See `ReceiverKind`."""
+        """Whether it takes notices with the occasion `digest`, whose event is a digest."""
         return True
 
     def shows_question(self, config: ChatReceiver) -> bool:
-        """See `ReceiverKind`: a text of the user's own may leave it out."""
+        """Whether people see in its messages that a stop waits for their approval. A text of the
+        user's own may leave it out."""
         return config.template is None or names_actions(config.template)
 
     def sender(self, context: ReceiverContext) -> ChatSender:

@@ -72,7 +72,7 @@ class Command(ReceiverKind[CommandReceiver, CommandTarget]):
         )
 
     def digests(self, config: CommandReceiver) -> bool:
-        """See `ReceiverKind`."""
+        """Whether it takes notices with the occasion `digest`, whose event is a digest."""
         return True
 
     def sender(self, context: ReceiverContext) -> CommandSender:

@@ -59,15 +59,16 @@ class Email(ReceiverKind[EmailReceiver, EmailTarget]):
         )
 
     def digests(self, config: EmailReceiver) -> bool:
-        """See `ReceiverKind`."""
+        """Whether it takes notices with the occasion `digest`, whose event is a digest."""
         return True
 
     def shows_question(self, config: EmailReceiver) -> bool:
-        """See `ReceiverKind`: the message has all details."""
+        """Whether people see in its messages that a stop waits for their approval. The message has
+        all details."""
         return True
 
     def groups(self, target: EmailTarget | None) -> bool:
-        """See `ReceiverKind`."""
+        """Whether a sender puts several issues into one message there: `Notice.others`."""
         return True
 
     def sender(self, context: ReceiverContext) -> EmailSender:

@@ -18,7 +18,7 @@ class EventBridge(AwsKind[EventBridgeReceiver]):
     called = "a receiver of the type eventbridge"
 
     def digests(self, config: EventBridgeReceiver) -> bool:
-        """See `ReceiverKind`."""
+        """Whether it takes notices with the occasion `digest`, whose event is a digest."""
         return True
 
     def target(self, name: str, config: EventBridgeReceiver, context: ReceiverContext) -> AwsTarget:

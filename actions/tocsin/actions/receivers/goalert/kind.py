@@ -21,7 +21,8 @@ class GoAlert(JsonKind[GoAlertReceiver]):
     one_alert = True
 
     def shows_question(self, config: GoAlertReceiver) -> bool:
-        """See `ReceiverKind`: the message has all details."""
+        """Whether people see in its messages that a stop waits for their approval. The message has
+        all details."""
         return True
 
     def target(

@@ -18,7 +18,7 @@ class LambdaFunction(AwsKind[LambdaReceiver]):
     called = "a receiver of the type lambda"
 
     def digests(self, config: LambdaReceiver) -> bool:
-        """See `ReceiverKind`."""
+        """Whether it takes notices with the occasion `digest`, whose event is a digest."""
         return True
 
     def target(self, name: str, config: LambdaReceiver, context: ReceiverContext) -> AwsTarget:

@@ -28,7 +28,8 @@ class PagerDuty(JsonKind[PagerDutyReceiver]):
     acknowledges = True
 
     def shows_question(self, config: PagerDutyReceiver) -> bool:
-        """See `ReceiverKind`: the message has all details."""
+        """Whether people see in its messages that a stop waits for their approval. The message has
+        all details."""
         return True
 
     def target(

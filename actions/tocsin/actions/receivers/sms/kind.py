@@ -63,15 +63,16 @@ class Sms(ReceiverKind[SmsReceiver, SmsTarget]):
         importlib.import_module("boto3")
 
     def groups(self, target: SmsTarget | None) -> bool:
-        """See `ReceiverKind`."""
+        """Whether a sender puts several issues into one message there: `Notice.others`."""
         return True
 
     def digests(self, config: SmsReceiver) -> bool:
-        """See `ReceiverKind`."""
+        """Whether it takes notices with the occasion `digest`, whose event is a digest."""
         return True
 
     def shows_question(self, config: SmsReceiver) -> bool:
-        """See `ReceiverKind`: only a text of the user's own has it."""
+        """Whether people see in its messages that a stop waits for their approval. Only a text of
+        the user's own has it."""
         return names_actions(config.template)
 
     def sender(self, context: ReceiverContext) -> SmsSender:

@@ -21,7 +21,7 @@ class Sqs(AwsKind[SqsReceiver]):
     called = "a receiver of the type sqs"
 
     def digests(self, config: SqsReceiver) -> bool:
-        """See `ReceiverKind`."""
+        """Whether it takes notices with the occasion `digest`, whose event is a digest."""
         return True
 
     def target(self, name: str, config: SqsReceiver, context: ReceiverContext) -> AwsTarget:

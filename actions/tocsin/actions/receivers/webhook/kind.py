@@ -78,11 +78,12 @@ class Webhook(ReceiverKind[WebhookReceiver, WebhookTarget]):
         )
 
     def digests(self, config: WebhookReceiver) -> bool:
-        """See `ReceiverKind`."""
+        """Whether it takes notices with the occasion `digest`, whose event is a digest."""
         return config.template is None and config.body != "alertmanager-v4"
 
     def shows_question(self, config: WebhookReceiver) -> bool:
-        """See `ReceiverKind`: a CloudEvent is the issue alone."""
+        """Whether people see in its messages that a stop waits for their approval. A CloudEvent is
+        the issue alone."""
         return config.body == "alertmanager-v4" or names_actions(config.template)
 
     def sender(self, context: ReceiverContext) -> WebhookSender:

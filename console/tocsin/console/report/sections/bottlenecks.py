@@ -71,12 +71,12 @@ IO: Final = _Side(
 
 
 def cpu_bottlenecks(numbers: RunNumbers) -> Section:
-    """See the module."""
+    """When the GPUs waited while a core was above 90 % (without a GPU: what held the job)."""
     return _section(numbers, CPU)
 
 
 def io_bottlenecks(numbers: RunNumbers) -> Section:
-    """See the module."""
+    """When the GPUs waited while the CPU waited for I/O for half of its time."""
     return _section(numbers, IO)
 
 

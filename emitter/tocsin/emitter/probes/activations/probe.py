@@ -40,7 +40,7 @@ class ActivationProbe(Probe):
         self._spent_s = 0.0
 
     def start(self, training: Training, optimizers: Optimizers) -> None:
-        """See `Probe`."""
+        """The first optimizer step of a training is being made."""
         self._isolation, self._optimizers = training.isolation, optimizers
         self._schedule = training.schedule if self._own is None else self._own
         plans = training.settings.plans_of(ACTIVATIONS)
@@ -55,17 +55,18 @@ class ActivationProbe(Probe):
             self.reads = 1
 
     def reset(self) -> None:
-        """See `Probe`."""
+        """Back to what it was before `start`: another training may begin."""
         activations.reset()
 
     def prepare(self, step: int, due: Due) -> None:
-        """See `Probe`."""
+        """The step before this one is over: get ready for the forward pass of this one."""
         self.arm((*due.get(ACTIVATIONS, ()), *self._missed))
         self._missed = ()
         self.reads = step if activations.armed else NEVER
 
     def read(self, step: int, watched: WatchedOptimizer, due: Due) -> tuple[str, Pending] | None:
-        """See `Probe`."""
+        """The optimizer has changed its weights: the tables of this step, which may still be on
+        their way from a GPU, and the name of the collection that bears their cost."""
         self.reads = 0 if self._missed else NEVER
         return self.drain()
 

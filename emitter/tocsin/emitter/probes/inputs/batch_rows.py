@@ -45,13 +45,13 @@ class InputProbe(Probe):
         self._rows: tuple[str, Pending] | None = None
 
     def start(self, training: Training, optimizers: Optimizers) -> None:
-        """See `Probe`."""
+        """The first optimizer step of a training is being made."""
         plans = training.settings.plans_of(INPUTS)
         self.on = any(plan.schedule(self._mode) is not None for plan in plans)
         self._schedule = training.schedule if self._own is None else self._own
 
     def batch(self, batch: object, step: int) -> None:
-        """See `Probe`."""
+        """A data loader returned a batch, which that step will use."""
         plans = self._schedule.due(step).get(INPUTS, ())
         if not plans or self._rows is not None or is_recording():
             return
@@ -61,7 +61,8 @@ class InputProbe(Probe):
             self._rows, self.reads = (plans[0].name, rows), 0
 
     def read(self, step: int, watched: WatchedOptimizer, due: Due) -> tuple[str, Pending] | None:
-        """See `Probe`."""
+        """The optimizer has changed its weights: the tables of this step, which may still be on
+        their way from a GPU, and the name of the collection that bears their cost."""
         return self.drain()
 
     def drain(self) -> tuple[str, Pending] | None:

@@ -93,7 +93,7 @@ class RouteEntry(Entry):
             yield from self._named(key)
 
     def placed(self, loc: Loc, raw: object) -> None:
-        """See `Entry`."""
+        """Note where it stands in the document, and how it was written there."""
         super().placed(loc, raw)
         self._listed = isinstance(raw, dict) and isinstance(raw.get("notify"), list)
 
