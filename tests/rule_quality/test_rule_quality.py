@@ -20,7 +20,19 @@ from tocsin.stream_rules.testing import issues_of
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "rule-quality.md"
 
 
-@pytest.mark.parametrize("request_", sample(), ids=lambda request: "-".join(map(str, request)))
+SLOW = (Request("resnet"), Request("segmentation"))
+"""To train these takes half a minute each; other convolutional networks are left alone in CI."""
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pytest.param(
+            one, marks=pytest.mark.torture if one in SLOW else (), id="-".join(map(str, one))
+        )
+        for one in sample()
+    ],
+)
 def test_what_the_rules_say_of_a_training_is_right(request_: Request) -> None:
     judged = judge(request_)
     said = [f"{issue.use}/{issue.branch}: {issue.reason}" for issue in judged.loud]
