@@ -1,42 +1,27 @@
 """In the helper of `start()`, where there is no launcher: ends ranks that do not leave.
 
-    told (by the listener) -> grace -> SIGTERM, grace -> SIGKILL
-
-A rank that saves a checkpoint when its grace is over gets it once more, as from a launcher.
-A rank that has left its loop gets no signal: its process may be a notebook, or go on to something
-else. Only the one process gets it, never its group, which may be the user's shell.
+What comes after its grace: `signal_ladder`, as from a launcher. A rank that has left its loop gets
+no signal: its process may be a notebook, or go on to something else. Only the one process gets it,
+never its group, which may be the user's shell.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
-import time
-from collections.abc import Callable
-from typing import Final, Literal
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 import psutil
 from pydantic import Field
 
+from tocsin.emitter.launch import signal_ladder
+from tocsin.emitter.launch.signal_ladder import Signalled
 from tocsin.schemas.exit_codes import SIGNALLED
 from tocsin.schemas.records.events import Data, Model, clip
 from tocsin.schemas.records.fields import Id, Incarnation
 from tocsin.schemas.records.frames import Who
 from tocsin.schemas.records.stops.commands import StopEscalated, StopExited
-
-KILLED_S: Final = 10.0
-"""How long the end of a process is waited for after SIGKILL, seconds."""
-
-AFTER_SAVE_S: Final = 5.0
-"""How long a rank that was waited for as it saved may take to leave after it, seconds."""
-
-_LOOK_S: Final = 0.05
-
-_STEPS: Final[tuple[tuple[signal.Signals, Literal["SIGTERM", "SIGKILL"]], ...]] = (
-    (signal.SIGTERM, "SIGTERM"),
-    (signal.SIGKILL, "SIGKILL"),
-)
 
 
 class StopOrder(Model):
@@ -105,70 +90,63 @@ class Enforcer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _enforce(self, process: psutil.Process, order: StopOrder) -> None:
-        began = time.monotonic()
-        if await _gone(process, order.grace_s):
-            return
-        # A write that is cut off is a torn checkpoint.
-        if order.pid in self._saving and await self._gone_after_save(process, order):
-            return
-        waited_s = round(time.monotonic() - began, 1)
-        who = _Answerer(
-            run_id=self._run_id,
+        leaving = _LeavingRank(process, order, self._saving, self._answer, self._run_id)
+        grace_s = order.grace_s
+        how = await signal_ladder.end(leaving, grace_s=grace_s, term_grace_s=grace_s)
+        if how is not None:
+            # What it returned only its parent can see; this is what the signal means.
+            code = SIGNALLED + signal.Signals[how]
+            self._answer(StopExited(**leaving.who, how=how, exit_code=code))
+
+
+@dataclass(frozen=True, slots=True)
+class _LeavingRank:
+    """The process of a rank that was told to leave: see `signal_ladder.Leaving`."""
+
+    process: psutil.Process
+    order: StopOrder
+    pids_saving: Collection[int]
+    answer: Callable[[Data], None]
+    run_id: str
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.order.rank}"
+
+    def late(self, waited_s: float) -> str:
+        return f"{self.name} did not leave within {waited_s:g} s"
+
+    @property
+    def who(self) -> _Answerer:
+        order = self.order
+        return _Answerer(
+            run_id=self.run_id,
             incarnation=order.incarnation,
             rank=order.rank,
             world_size=order.world_size,
             command_id=order.command_id,
             issue_id=order.issue_id,
         )
-        reason = f"rank {order.rank} did not leave within {waited_s:g} s"
-        for number, how in _STEPS:
-            try:
-                process.send_signal(number)
-                if number is signal.SIGTERM:
-                    # A suspended process takes it only once it goes on.
-                    process.send_signal(signal.SIGCONT)
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                return
-            self._answer(
-                StopEscalated(
-                    **who,
-                    how=how,
-                    reason=clip(reason, 500),
-                )
-            )
-            patience_s = order.grace_s if number is signal.SIGTERM else KILLED_S
-            if await _gone(process, patience_s):
-                self._answer(
-                    StopExited(
-                        **who,
-                        how=how,
-                        # What it returned only its parent can see; this is what the signal means.
-                        exit_code=SIGNALLED + number,
-                    )
-                )
-                return
-            reason = f"rank {order.rank} did not end within {patience_s:g} s of {how}"
 
-    async def _gone_after_save(self, process: psutil.Process, order: StopOrder) -> bool:
-        """Whether it ended while it saved, within the grace, or within `AFTER_SAVE_S` after it."""
-        until = time.monotonic() + order.grace_s
-        while order.pid in self._saving and time.monotonic() < until:
-            if await _gone(process, 0.0):
-                return True
-            await asyncio.sleep(_LOOK_S)
-        return await _gone(process, 0.0 if order.pid in self._saving else AFTER_SAVE_S)
-
-
-async def _gone(process: psutil.Process, timeout_s: float) -> bool:
-    """Whether it ended within that time; a zombie has."""
-    until = time.monotonic() + timeout_s
-    while True:
-        with contextlib.suppress(psutil.AccessDenied):
-            try:
-                if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-                    return True
-            except psutil.NoSuchProcess:
-                return True
-        if time.monotonic() > until:
+    def gone(self) -> bool:
+        """Also if it is a zombie."""
+        try:
+            return not self.process.is_running() or self.process.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+        except psutil.AccessDenied:
             return False
-        await asyncio.sleep(_LOOK_S)
+
+    def saving(self) -> bool:
+        return self.order.pid in self.pids_saving
+
+    def send(self, number: signal.Signals, how: Signalled, reason: str) -> bool:
+        try:
+            self.process.send_signal(number)
+            if number is signal.SIGTERM:
+                # A suspended process takes it only once it goes on.
+                self.process.send_signal(signal.SIGCONT)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            return False
+        self.answer(StopEscalated(**self.who, how=how, reason=clip(reason, 500)))
+        return True

@@ -1,6 +1,6 @@
 """The launcher's hands: carries a stop out on this node, and goes further if the job does not go.
 
-    agents told not to restart -> ranks told -> edge, within grace -> SIGTERM, grace -> SIGKILL
+    agents told not to restart -> ranks told -> edge, or the signals of `signal_ladder`
 
 A job without a training gets SIGTERM at once: nobody there can hear. That the job is gone is looked
 at, never assumed. Where the trained process has gone and CMD goes on to another training (a script
@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Final, Literal, TypedDict
 
+from tocsin.emitter.launch import signal_ladder
 from tocsin.emitter.launch.job import Job
+from tocsin.emitter.launch.signal_ladder import Signalled
 from tocsin.emitter.launch.summary import StopFigures
 from tocsin.emitter.stop import datagrams
-from tocsin.emitter.stop.processes import Members
+from tocsin.emitter.stop.processes import Members, Trainer
 from tocsin.emitter.stop.verification import (
     NO_STOP,
     CommandVerdict,
@@ -42,22 +42,10 @@ from tocsin.schemas.records.stops.commands import (
     StopRequested,
 )
 
-How = Literal["edge", "SIGTERM", "SIGKILL", "itself"]
+How = Literal["edge", "itself"] | Signalled
 
 AGENTS_S: Final = 2.0
 """How long agents are waited for to answer that they restart nothing, seconds."""
-
-KILLED_S: Final = 10.0
-"""How long the end of a job is waited for after SIGKILL, seconds."""
-
-AFTER_SAVE_S: Final = 5.0
-"""How long a job that was waited for as it saved may take to leave after it, seconds."""
-
-_LOOK_S: Final = 0.02
-
-
-def _always() -> bool:
-    return True
 
 
 class _Who(TypedDict):
@@ -234,80 +222,12 @@ class Stopper:
         await self.forbid_restarts()
         living = self._members.living(command.incarnation)
         told = [trainer for trainer in living if datagrams.send(trainer.socket, signed.message())]
-        # Who was not told may have gone on to another training meanwhile: that one is not touched.
-        began, grace_s = time.monotonic(), command.grace_s if told else 0.0
-        if await self._gone(job, stop, grace_s):
-            return
-        # A write that is cut off is a torn checkpoint: it gets the grace once more.
-        if self._saving(command):
-            saves = partial(self._saving, command)
-            if await self._gone(job, stop, grace_s, while_true=saves):
-                return
-            grace_s = round(time.monotonic() - began, 1)
-        if told:
-            left = {trainer.pid for trainer in told if trainer.left_at is not None}
-            late = [str(trainer.rank) for trainer in told if trainer.pid not in left]
-            reason = (
-                f"rank {', '.join(late)} did not leave within {grace_s:g} s"
-                if late
-                else f"the job did not end within {grace_s:g} s, though its ranks left"
-            )
-        elif living:
-            unheard = ", ".join(str(trainer.rank) for trainer in living)
-            reason = f"rank {unheard} could not be reached: its socket accepted no data"
-        elif self._members.ranks(command.incarnation):
-            reason = "no rank of that training is there any more, but the job is"
-        else:
-            reason = "no training of this job has registered"
-        steps: tuple[tuple[signal.Signals, How, float], ...] = (
-            (signal.SIGTERM, "SIGTERM", command.grace_s),
-            (signal.SIGKILL, "SIGKILL", KILLED_S),
-        )
-        for number, how, patience_s in steps:
-            stop.how = how
-            self._answer(
-                StopEscalated(
-                    **self._who(),
-                    command_id=command.command_id,
-                    issue_id=command.issue_id,
-                    how="SIGTERM" if number is signal.SIGTERM else "SIGKILL",
-                    reason=clip(reason, 500),
-                )
-            )
-            job.terminate(number, keeping=self._keeping())
-            if await self._gone(job, stop, patience_s):
-                return
-            reason = f"the job did not end within {patience_s:g} s of {number.name}"
-
-    def _saving(self, command: StopRequested) -> bool:
-        living = self._members.living(command.incarnation)
-        return any(trainer.saving for trainer in living)
-
-    async def _gone(
-        self,
-        job: Job,
-        stop: _Stop,
-        timeout_s: float,
-        *,
-        while_true: Callable[[], bool] = _always,
-    ) -> bool:
-        """Whether CMD ended, or went on to another training, within that time; and `AFTER_SAVE_S`
-        after `while_true` has ended.
-        """
-        until, incarnation = time.monotonic() + timeout_s, stop.command.incarnation
-        while True:
-            if job.returncode is not None:
-                return True
-            members = self._members
-            # Its process may live: a script can catch the stop, and train again in the same one.
-            if members.incarnation != incarnation and not members.living(incarnation):
-                self._confirm(stop, STOPPED)
-                return True
-            if not while_true():
-                until, while_true = time.monotonic() + AFTER_SAVE_S, _always
-            if time.monotonic() > until:
-                return False
-            await asyncio.sleep(_LOOK_S)
+        leaving = _LeavingJob(self, job, stop, living, told)
+        # Who was not told may have gone on to another training: that one is not touched.
+        grace_s = command.grace_s if told else 0.0
+        await signal_ladder.end(leaving, grace_s=grace_s, term_grace_s=command.grace_s)
+        if leaving.trains_on() and stop.exit_code is None:
+            self._confirm(stop, STOPPED)
 
     def _confirm(self, stop: _Stop, exit_code: int) -> None:
         trainers = self._members.ranks(stop.command.incarnation)
@@ -349,3 +269,58 @@ class Stopper:
             "role": "launcher",
             "world_size": self._members.world_size,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class _LeavingJob:
+    """The launcher's job, which was told to leave: see `signal_ladder.Leaving`."""
+
+    stopper: Stopper
+    job: Job
+    stop: _Stop
+    living: Sequence[Trainer]
+    told: Sequence[Trainer]
+    name: str = "the job"
+
+    def late(self, waited_s: float) -> str:
+        if self.told:
+            left = {trainer.pid for trainer in self.told if trainer.left_at is not None}
+            late = [str(trainer.rank) for trainer in self.told if trainer.pid not in left]
+            if late:
+                return f"rank {', '.join(late)} did not leave within {waited_s:g} s"
+            return f"the job did not end within {waited_s:g} s, though its ranks left"
+        if self.living:
+            unheard = ", ".join(str(trainer.rank) for trainer in self.living)
+            return f"rank {unheard} could not be reached: its socket accepted no data"
+        if self.stopper._members.ranks(self.stop.command.incarnation):
+            return "no rank of that training is there any more, but the job is"
+        return "no training of this job has registered"
+
+    def gone(self) -> bool:
+        return self.job.returncode is not None or self.trains_on()
+
+    def trains_on(self) -> bool:
+        """Whether CMD went on to another training. The process of this one may live: a script can
+        catch the stop, and train again in the same one."""
+        members, incarnation = self.stopper._members, self.stop.command.incarnation
+        return members.incarnation != incarnation and not members.living(incarnation)
+
+    def saving(self) -> bool:
+        living = self.stopper._members.living(self.stop.command.incarnation)
+        return any(trainer.saving for trainer in living)
+
+    def send(self, number: signal.Signals, how: Signalled, reason: str) -> bool:
+        stopper, command = self.stopper, self.stop.command
+        # Before the signal: the end of the job may be seen as soon as it is sent.
+        self.stop.how = how
+        stopper._answer(
+            StopEscalated(
+                **stopper._who(),
+                command_id=command.command_id,
+                issue_id=command.issue_id,
+                how=how,
+                reason=clip(reason, 500),
+            )
+        )
+        self.job.terminate(number, keeping=stopper._keeping())
+        return True
