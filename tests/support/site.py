@@ -293,9 +293,14 @@ def end(process: subprocess.Popen[str], timeout_s: float = 60) -> int:
 
 def family_of(running: Running, word: str) -> list[psutil.Process]:
     """The living processes of a job that have that word on their command line."""
-    # What was forked from a launcher has that of the launcher.
-    family = [one for one in _family(running) if not _name(one).startswith("tocsin-")]
-    return [one for one in family if any(word in part for part in _cmdline(one))]
+    # What was forked from a launcher has its command line, with the job's behind it, and a name of
+    # its own a moment later.
+    lines = {one: _cmdline(one) for one in _family(running)}
+    return [
+        one
+        for one, line in lines.items()
+        if "tocsin.console" not in line and any(word in part for part in line)
+    ]
 
 
 def helpers_of(running: Running) -> list[psutil.Process]:

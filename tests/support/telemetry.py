@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
 from typing import TypeVar
@@ -10,7 +11,7 @@ from typing import TypeVar
 from support.waiting import HANGS_S
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.embedded.spool import has_spools
-from tocsin.bus.port import EARLIEST, Partition
+from tocsin.bus.port import EARLIEST, Partition, UnknownTopic
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.frames import TensorFrame
 from tocsin.schemas.records.wire import decode, read_meta
@@ -62,8 +63,10 @@ def wait_for(folder: Path, kind: type[D], count: int, *, timeout_s: float = HANG
     deadline = time.monotonic() + timeout_s
     while True:
         if (folder / "bus.db").exists() or has_spools(folder / "bus.db"):
-            found = said(folder, kind)
-            if len(found) >= count:
-                return found
+            # A file is there before its topics are.
+            with contextlib.suppress(UnknownTopic):
+                found = said(folder, kind)
+                if len(found) >= count:
+                    return found
         assert time.monotonic() < deadline, f"not {count} of {kind.event_type} in {timeout_s:g} s"
         time.sleep(0.05)
