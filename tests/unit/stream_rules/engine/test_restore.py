@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tocsin.bus.port import Record
@@ -131,7 +131,7 @@ class Worker:
         state = engine.run("made")
         if state is None:
             return
-        clock_ms = max(record.append_ms for record in history()[:until])
+        clock_ms = max((record.append_ms for record in history()[:until]), default=0)
         snapshots = state.snapshots(next_offset=until, clock_ms=clock_ms, software="", changed=True)
         for snapshot in snapshots[:written]:
             decoded = Snapshot.decode(snapshot.encode())
@@ -257,6 +257,7 @@ def points() -> st.SearchStrategy[list[tuple[int, int | None]]]:
 @pytest.mark.slow
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(points())
+@example([(1, 1), (1, None)])
 def test_crashes_in_the_middle_of_checkpoints_repeat_and_never_invent(
     crashes: Sequence[tuple[int, int | None]],
 ) -> None:
