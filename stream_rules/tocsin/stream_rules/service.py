@@ -355,7 +355,7 @@ class RulesService(Service):
                 )
                 written += [self._snapshot(number, snapshot) for snapshot in saved]
                 written.append(self._view(number, run, state.next_offset, state.clock_ms))
-                run.dirty = run.urgent = False
+                run.dirty, run.urgent = run.waits(state.next_offset), False
                 self.engine.reschedule(number, run.state.run_id)
         self._accounts.publish()
         by_rule, by_kind, by_tier = self._times.drain()

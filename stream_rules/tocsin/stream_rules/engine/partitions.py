@@ -131,6 +131,7 @@ class PartitionEngine:
         run = RunEngine(run_id, self._specs, self.references, self._times)
         run.restore(snapshots)
         state.runs[run_id] = run
+        state.next_offset = max(state.next_offset, next_offset)
         times = [s.saved_at_ms for s in snapshots.values() if s.next_offset <= next_offset]
         state.clock_ms = max([state.clock_ms, *times])
         _schedule(state, run_id)

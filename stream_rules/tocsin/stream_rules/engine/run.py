@@ -401,31 +401,31 @@ class RunEngine:
         """All states, the run's own last: what is newer than it after a crash waits for it.
 
         `changed`: of the rules only those with another state than this gave the last time; who
-        goes on from an older one is given the records since then, which change nothing of it.
+        goes on from an older one is given the records since then, which change nothing of it. Those
+        that were restored from beyond `next_offset` are on the bus as they are, and wait.
         """
 
-        def snapshot(rule: str, version: int, payload: bytes, covers: int) -> Snapshot:
-            # It may have been restored from beyond what was read here so far.
+        def snapshot(rule: str, version: int, payload: bytes) -> Snapshot:
             return Snapshot(
                 run_id=self.state.run_id,
                 incarnation=self.state.incarnation,
                 rule=rule,
                 rule_version=version,
-                next_offset=max(next_offset, covers),
+                next_offset=next_offset,
                 payload=payload,
                 saved_at_ms=clock_ms,
                 software=software,
             )
 
-        rules = []
+        saved = []
         for instance in self.instances:
-            if instance.touched or not changed:
-                name, payload = instance.spec.name, instance.snapshot()
-                rules.append(snapshot(name, instance.version, payload, instance.covers))
+            if not changed or (instance.touched and instance.covers <= next_offset):
+                saved.append(snapshot(instance.spec.name, instance.version, instance.snapshot()))
                 # What it failed at in this moment is saved the next time.
                 instance.touched = instance.unreported
-        own = pack(dump_state(self.state))
-        return [*rules, snapshot(RUN_KEY, RUN_STATE_VERSION, own, self._covers)]
+        if not changed or self._covers <= next_offset:
+            saved.append(snapshot(RUN_KEY, RUN_STATE_VERSION, pack(dump_state(self.state))))
+        return saved
 
     def restore(self, snapshots: Mapping[str, Snapshot]) -> None:
         """Take back what was saved, by rule name. What cannot be read starts cold."""
@@ -443,6 +443,10 @@ class RunEngine:
             return
         self._covers = own.next_offset
         self._equip(0, "there was no such rule before")
+
+    def waits(self, next_offset: int) -> bool:
+        """Whether a changed state is to be saved only once more was read: see `snapshots`."""
+        return any(one.touched and one.covers > next_offset for one in self.instances)
 
     def save_again(self) -> None:
         """All states at the next checkpoint, whatever has changed."""
