@@ -224,4 +224,4 @@ def test_no_job_hangs_whenever_its_launcher_is_killed(tmp_path: Path, receiver: 
         moments = [chosen.uniform(0.0, 9.0) for _ in range(kills)]
         ended = list(pool.map(kill, range(kills), moments))
     assert [one for one in ended if one not in ("", "goes on")] == []
-    assert ended.count("goes on") > kills / 3
+    assert ended.count("goes on") > kills / 5, "the others had not started their jobs"
