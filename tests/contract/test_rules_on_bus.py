@@ -1,27 +1,33 @@
-"""Custom rules and a comparison with another run behind a worker, live and in a replay."""
+"""Rules behind a worker: custom ones, a comparison with another run, one that never returns."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 from typer.testing import CliRunner
 
 from support.bus_records import data_of, send, work
-from support.buses import World
+from support.buses import World, until
+from support.children import python_path
 from support.configured_buses import context_on
 from support.custom import FILE
-from tocsin.bus.port import Partition
+from tocsin.bus.port import Bus, Partition
 from tocsin.console.__main__ import app
 from tocsin.console.context import CommandContext
 from tocsin.runtime.worker import Worker
+from tocsin.schemas.exit_codes import FAILED
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.topics import issue_partition
 from tocsin.stream_rules.service import build_rules_service
 from tocsin.stream_rules.testing import RunBuilder
 
+TESTS = Path(__file__).parents[1]
 RULES = f"""\
 defaults: {{rules: none}}
 rules:
@@ -40,13 +46,17 @@ def run_of(name: str, *, jump: float) -> RunBuilder:
     return run
 
 
+async def publish(context: CommandContext, bus: Bus, run: RunBuilder) -> None:
+    place = Partition(context.topics.telemetry, run.records[0].partition.number)
+    await send(bus, [replace(record, partition=place) for record in run.records])
+
+
 async def watched(context: CommandContext) -> set[tuple[str, str]]:
     """Rules and states of the issues that a worker publishes of the second run."""
     async with context.open_bus() as bus:
         await bus.init(context.topics.specs())
         for run in (run_of("before", jump=1.0), run_of("gpt-1", jump=5.0)):
-            place = Partition(context.topics.telemetry, run.records[0].partition.number)
-            await send(bus, [replace(record, partition=place) for record in run.records])
+            await publish(context, bus, run)
         service = build_rules_service(context.topics, context.config, folder=context.loaded.folder)
         worker = Worker(bus, service, topics=context.topics, group=f"{context.topics.prefix}-rules")
         assert await work(worker)
@@ -66,3 +76,46 @@ def test_what_was_found_live_is_found_in_a_replay(world: World, tmp_path: Path) 
     assert done.exit_code == 0, done.exception
     found = json.loads(done.output)["issues"]
     assert {(one["issue_id"], one["rule"]) for one in found} == live
+
+
+async def test_a_rule_that_never_returns_is_off_for_its_run_in_the_worker_that_comes_next(
+    world: World, tmp_path: Path
+) -> None:
+    context = context_on(world, tmp_path)
+    environ = {**os.environ, "PYTHONPATH": python_path(TESTS)}
+    log = tmp_path / "rules.log"
+    ended: list[int] = []
+    async with context.open_bus() as bus:
+        await bus.init(context.topics.specs())
+        await publish(context, bus, run_of("gpt-1", jump=float("nan")))
+
+        def start() -> subprocess.Popen[bytes]:
+            command = [sys.executable, "-m", "support.hanging_rule", str(tmp_path / "tocsin.yaml")]
+            with log.open("a") as out:
+                return subprocess.Popen(command, env=environ, stderr=out)
+
+        async def reported() -> dict[str, IssueFiring]:
+            found = await data_of(bus, context.topics.issues, issue_partition("gpt-1"))
+            return {one.rule: one for one in found if isinstance(one, IssueFiring)}
+
+        async def restarted_until_reported() -> bool:
+            nonlocal process
+            if (code := process.poll()) is not None:
+                ended.append(code)
+                process = start()
+            await asyncio.sleep(0.2)
+            return {"nonfinite", "rule_failed"} <= (await reported()).keys()
+
+        process = start()
+        try:
+            await until(restarted_until_reported, "the next worker goes on without the rule")
+        finally:
+            process.kill()
+            process.wait()
+        found = await reported()
+
+    assert ended, "no worker of which a rule hangs goes on"
+    assert set(ended) == {FAILED}
+    assert found["rule_failed"].subject.name == "loss_spike"
+    assert "did not return" in found["rule_failed"].reason
+    assert "support/hanging_rule.py" in log.read_text(), "it says where the rule was"

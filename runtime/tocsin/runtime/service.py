@@ -193,6 +193,12 @@ class Service(Protocol):
         """
         return None
 
+    def last_words(self) -> Sequence[Outgoing]:
+        """What keeps the next worker from hanging where this one does, before its process is ended;
+        the service is not used any more. From a thread of the watchdog, while a call into the
+        service does not return; must not block."""
+        return ()
+
     async def ended(self) -> None:
         """On the event loop, when the worker ends, whatever ended it. 5 s at most."""
         return None

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 import threading
-import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 HANGS_S: Final = 120.0
 """Without the end of a round, or of a try to reach the bus, a worker hangs. A round may take a
 checkpoint of 10 s and a restore of many partitions."""
+
+LAST_WORDS_S: Final = 10.0
+"""How long what is to be written before the end may take."""
 
 STUCK_MS: Final = 60_000
 """So long without a record of a partition that has more: several times what a group needs to notice
@@ -65,10 +69,11 @@ class Progress:
 class Watchdog:
     """Ends the process if a worker hangs. A part of a service (`tocsin.runtime.shutdown.Part`).
 
-    It looks from a thread of its own: a loop that hangs could not.
+    It looks from a thread of its own: a loop that hangs could not. It logs where all threads are.
 
     Args:
         alive_ms: when the worker was last seen to be alive; None: it has not begun.
+        last_words: called before the end, and given 10 s.
         end: ends the process.
     """
 
@@ -77,10 +82,12 @@ class Watchdog:
         alive_ms: Callable[[], int | None],
         *,
         hangs_s: float = HANGS_S,
+        last_words: Callable[[], object] | None = None,
         end: Callable[[int], object] = os._exit,
     ) -> None:
         self._alive_ms = alive_ms
         self._hangs_s = hangs_s
+        self._last_words = last_words
         self._end = end
         self._over = threading.Event()
         self._done = asyncio.Event()
@@ -97,17 +104,39 @@ class Watchdog:
         self._done.set()
 
     def _watch(self) -> None:
-        seen, since_s = self._alive_ms(), time.monotonic()
-        while not self._over.wait(min(1.0, self._hangs_s / 4)):
+        look_s = min(1.0, self._hangs_s / 4)
+        seen, looks = self._alive_ms(), 0
+        while not self._over.wait(look_s):
             now = self._alive_ms()
-            if now != seen:
-                seen, since_s = now, time.monotonic()
-            elif seen is not None and time.monotonic() - since_s > self._hangs_s:
+            # Looks are counted, not seconds: while the process is frozen there are none.
+            looks = looks + 1 if now == seen and seen is not None else 0
+            seen = now
+            if looks * look_s > self._hangs_s:
                 logger.critical(
-                    "no round has ended for %.0f s: this worker ends, to be started again",
+                    "no round has ended for %.0f s: this worker ends, to be started again. Its "
+                    "threads:\n%s",
                     self._hangs_s,
+                    _stacks(),
                     extra={"action": "watchdog"},
                 )
+                self._write_last_words()
                 logging.shutdown()
                 self._end(FAILED)
                 return
+
+    def _write_last_words(self) -> None:
+        if self._last_words is None:
+            return
+        thread = threading.Thread(target=self._last_words, name="tocsin-last-words", daemon=True)
+        thread.start()
+        thread.join(LAST_WORDS_S)
+
+
+def _stacks() -> str:
+    """Where each thread of this process is."""
+    frames = sys._current_frames()
+    return "".join(
+        "".join([f"{thread.name}:\n", *traceback.format_stack(frames[thread.ident])])
+        for thread in threading.enumerate()
+        if thread.ident in frames
+    )

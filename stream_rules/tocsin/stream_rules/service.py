@@ -222,6 +222,10 @@ class RulesService(Service):
             self._accounts.drop(number, run_id)
             self.engine.drop(number, run_id)
 
+    def last_words(self) -> Sequence[Outgoing]:
+        found = self.engine.abandon_call(self._software)
+        return () if found is None else [self._snapshot(*found)]
+
     # -- rounds ----------------------------------------------------------------------------
 
     def apply(self, records: Sequence[Record], tick: Tick) -> Sequence[Poison]:

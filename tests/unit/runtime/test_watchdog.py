@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from collections.abc import Callable
+
+import pytest
 
 from tocsin.bus.port import Partition
+from tocsin.runtime import watchdog
 from tocsin.runtime.watchdog import STUCK_MS, Progress, Watchdog
 
 A, B = Partition("t", 0), Partition("t", 1)
@@ -31,7 +35,9 @@ def test_one_without_lag_or_that_was_given_up_is_not_stuck() -> None:
     assert progress.observe({A: 3}, {A: 10}, 4 * STUCK_MS) is None, "it came back just now"
 
 
-async def ended(alive: object, *, watched_for: float) -> list[int]:
+async def ended(
+    alive: object, *, watched_for: float, last_words: Callable[[], object] | None = None
+) -> list[int]:
     codes: list[int] = []
     gone = threading.Event()
 
@@ -39,7 +45,7 @@ async def ended(alive: object, *, watched_for: float) -> list[int]:
         codes.append(code)
         gone.set()
 
-    dog = Watchdog(alive, hangs_s=0.08, end=end)  # type: ignore[arg-type]
+    dog = Watchdog(alive, hangs_s=0.08, last_words=last_words, end=end)  # type: ignore[arg-type]
     task = asyncio.create_task(dog.run())
     await asyncio.to_thread(gone.wait, watched_for)
     dog.stop()
@@ -55,3 +61,21 @@ async def test_one_that_is_at_work_or_has_not_begun_is_left_alone() -> None:
     numbers = itertools.count()
     assert await ended(lambda: next(numbers), watched_for=0.4) == []
     assert await ended(lambda: None, watched_for=0.4) == []
+
+
+async def test_its_last_words_come_before_the_end_and_do_not_put_it_off(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watchdog, "LAST_WORDS_S", 0.1)
+    began, never = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        began.set()
+        never.wait()
+
+    try:
+        assert await ended(lambda: 7, watched_for=30.0, last_words=hang) == [1]
+        assert began.is_set()
+    finally:
+        never.set()
+    assert "MainThread:\n" in caplog.text, "where the threads are"

@@ -15,7 +15,7 @@ from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.receivers.address_guard import AddressGuard, parse_networks
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus
-from tocsin.bus.port import Bus
+from tocsin.bus.port import Bus, Outgoing
 from tocsin.console.context import CommandContext, check_custom_rules
 from tocsin.console.links.server import LinkPages
 from tocsin.console.services.attached_reports import AttachedReports
@@ -307,7 +307,10 @@ async def _run(
                 service=service.name,
                 metrics=metrics,
             )
-            watchdog = Watchdog(partial(_alive_ms, worker))
+            watchdog = Watchdog(
+                partial(_alive_ms, worker),
+                last_words=partial(_write_last_words, service, context.open_bus),
+            )
             parts: list[Part] = [watchdog, watch, worker, heartbeat]
             if http is not None:
                 host, port = http_address(http)
@@ -320,6 +323,23 @@ async def _run(
 
 def _alive_ms(worker: Worker) -> int | None:
     return worker.alive_ms
+
+
+def _write_last_words(service: Service, open_bus: Callable[[], Bus]) -> None:
+    """In a thread of the watchdog: the event loop may hang, so the bus is opened once more."""
+
+    async def write(words: Sequence[Outgoing]) -> None:
+        async with open_bus() as bus:
+            producer = await bus.producer()
+            await producer.publish(words)
+            await producer.close()
+
+    try:
+        if words := service.last_words():
+            asyncio.run(write(words))
+    except Exception:
+        # Whatever it is: the process ends.
+        logger.exception("last words not written", extra={"action": "watchdog"})
 
 
 async def _connected(

@@ -59,12 +59,17 @@ class StateTooLarge(Exception):
     """A rule remembers more of a run than can be saved."""
 
 
+class RuleHangs(Exception):
+    """A call into a rule did not return."""
+
+
 class Instance:
     """A rule of one run and incarnation.
 
     `covers` is the offset below which records are in its state already, after a restore; `touched`
     whether the state may have changed since it was saved or restored; `unreported` whether it
-    failed where no issue could be returned: `report_failure` has it.
+    failed where no issue could be returned: `report_failure` has it; `in_call` whether a call into
+    the rule has not returned.
     """
 
     def __init__(self, spec: RuleSpec, times: RuleTimes | None = None) -> None:
@@ -74,6 +79,7 @@ class Instance:
         self.covers = 0
         self.touched = True
         self.unreported = False
+        self.in_call = False
         self._shell = _Shell()
         self._copies: dict[int, AnyRule] = {}
         self._read: Collection[int] | None = None
@@ -185,13 +191,16 @@ class Instance:
         shell.input_seen |= input_seen
         try:
             began_s = 0.0 if times is None else times.start()
+            self.in_call = True
             if spec.rule.by_part:
                 outcomes = self._by_part(method, at, part, scalars_of)
             else:
                 outcomes = list(method(self.rule))
+            self.in_call = False
             if times is not None:
                 times.end(spec.name, began_s)
         except Exception as error:
+            self.in_call = False
             why = self._quarantine(error)
             return [_failure(spec, fails_as, why, at)] if fails_as is not None else []
         cold = shell.cold and self._is_cold(at)
@@ -329,6 +338,13 @@ class Instance:
         self._shell.copies = {}
         return pack(self._state())
 
+    def abandon(self) -> bytes:
+        """Quarantine the rule though a call into it has not returned; its state as the payload of a
+        snapshot record. From any thread. The process must not use the instance any more."""
+        self._fail_untold(RuleHangs("a call into it did not return"))
+        self._shell.copies = {}
+        return pack(self._state())
+
     def _state(self) -> bytes:
         own = b""
         if not self.failed:
@@ -376,8 +392,9 @@ class Instance:
         self.unreported = True
 
     def _quarantine(self, error: Exception) -> str:
-        logger.exception(
+        logger.error(
             "rule failed, quarantined for this run",
+            exc_info=error,
             extra={"action": "rules", "rule": self.spec.name},
         )
         why = clip(f"{type(error).__name__}: {error}", 500)

@@ -169,6 +169,20 @@ class PartitionEngine:
         """The run of that id, if it is here."""
         return next((run for _, _, run in self.runs() if run.state.run_id == run_id), None)
 
+    def abandon_call(self, software: str) -> tuple[int, Snapshot] | None:
+        """Quarantine the rule into which a call has not returned; its partition, and the state from
+        which the next worker goes on without it. None: no rule is in a call.
+
+        From another thread. The engine must not be used any more.
+        """
+        for number, state, run in self.runs():
+            snapshot = run.abandon_call(
+                next_offset=state.next_offset, clock_ms=state.clock_ms, software=software
+            )
+            if snapshot is not None:
+                return number, snapshot
+        return None
+
     # -- inside ----------------------------------------------------------------------------
 
     def _partition(self, number: int) -> PartitionState:

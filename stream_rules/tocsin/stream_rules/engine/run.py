@@ -404,7 +404,31 @@ class RunEngine:
         goes on from an older one is given the records since then, which change nothing of it. Those
         that were restored from beyond `next_offset` are on the bus as they are, and wait.
         """
+        snapshot = self._snapshots_at(next_offset, clock_ms, software)
+        saved = []
+        for instance in self.instances:
+            if not changed or (instance.touched and instance.covers <= next_offset):
+                saved.append(snapshot(instance.spec.name, instance.version, instance.snapshot()))
+                # What it failed at in this moment is saved the next time.
+                instance.touched = instance.unreported
+        if not changed or self._covers <= next_offset:
+            saved.append(snapshot(RUN_KEY, RUN_STATE_VERSION, pack(dump_state(self.state))))
+        return saved
 
+    def abandon_call(self, *, next_offset: int, clock_ms: int, software: str) -> Snapshot | None:
+        """Quarantine the rule into which a call has not returned; its state, None: there is none.
+
+        From another thread. The run must not be used any more.
+        """
+        snapshot = self._snapshots_at(next_offset, clock_ms, software)
+        for instance in self.instances:
+            if instance.in_call:
+                return snapshot(instance.spec.name, instance.version, instance.abandon())
+        return None
+
+    def _snapshots_at(
+        self, next_offset: int, clock_ms: int, software: str
+    ) -> Callable[[str, int, bytes], Snapshot]:
         def snapshot(rule: str, version: int, payload: bytes) -> Snapshot:
             return Snapshot(
                 run_id=self.state.run_id,
@@ -417,15 +441,7 @@ class RunEngine:
                 software=software,
             )
 
-        saved = []
-        for instance in self.instances:
-            if not changed or (instance.touched and instance.covers <= next_offset):
-                saved.append(snapshot(instance.spec.name, instance.version, instance.snapshot()))
-                # What it failed at in this moment is saved the next time.
-                instance.touched = instance.unreported
-        if not changed or self._covers <= next_offset:
-            saved.append(snapshot(RUN_KEY, RUN_STATE_VERSION, pack(dump_state(self.state))))
-        return saved
+        return snapshot
 
     def restore(self, snapshots: Mapping[str, Snapshot]) -> None:
         """Take back what was saved, by rule name. What cannot be read starts cold."""

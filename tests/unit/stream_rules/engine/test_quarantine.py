@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from support.made_rules import loss_rule
+from support.waiting import wait_until
 from tocsin.bus.port import Record
 from tocsin.console.fleet.quarantines import release_record
 from tocsin.schemas.errors import MalformedRecord
@@ -35,6 +37,7 @@ class Clock:
 
 
 CLOCK = Clock()
+RETURNS = threading.Event()
 
 
 @dataclass(slots=True)
@@ -65,6 +68,8 @@ class Faulty(Rule[FaultyParams, FaultyState]):
             CLOCK.cpu_s += 2 * CALL_LIMIT_S
         if what == 4:
             CLOCK.wall_s += 2 * CALL_LIMIT_S
+        if what == 6:
+            RETURNS.wait()
         if what == 5:
             self.state.ballast = random.Random(1).randbytes(MAX_STATE_BYTES).hex()
         return ()
@@ -123,6 +128,30 @@ def test_it_is_off_and_the_other_rules_go_on(loss: float, why: str) -> None:
     assert state_of(rules)[0]
     assert not any(i.failed for i in one.instances if i.spec.name != "faulty")
     assert [i.spec.name for i in one.instances if i.found and i.spec.name == "nonfinite"]
+
+
+def test_one_that_never_returns_is_off_wherever_its_state_is_taken_up() -> None:
+    hung, run = engine(), going(6.0)
+    thread = threading.Thread(target=fed, args=(hung, run.records))
+    thread.start()
+    try:
+        wait_until(
+            lambda: hung.run("made") is not None and state_of(hung)[1].state.steps[-1:] == [3]
+        )
+        abandoned = hung.abandon_call("test")
+    finally:
+        RETURNS.set()
+        thread.join()
+
+    assert abandoned is not None
+    number, snapshot = abandoned
+    next_one = engine()
+    next_one.adopt(number, "made", {snapshot.rule: snapshot}, next_offset=0)
+    why = fed(next_one, run.records)
+    assert len(why) == 1
+    assert "did not return" in why[0]
+    assert state_of(next_one)[0]
+    assert engine().abandon_call("test") is None
 
 
 def test_a_machine_that_is_busy_with_other_things_is_no_slow_rule() -> None:
