@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from tocsin.bus.port import Outgoing, Partition, Producer, headers_size
+from tocsin.bus.port import Outgoing, Partition, Producer, record_size
 from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
 from tocsin.schemas.topics import MAX_RECORD_BYTES
@@ -15,7 +15,6 @@ logger = logging.getLogger(__name__)
 
 _MAX_RECORDS: Final = 500
 _MAX_BYTES: Final = 8 * 1024 * 1024
-_OVERHEAD_BYTES: Final = 256
 
 
 class Unacknowledged:
@@ -54,7 +53,7 @@ class Unacknowledged:
         """Publish all, in slices. Raises BusUnavailable, UnknownTopic."""
         while self._records:
             batch = self._slice()
-            oversize = [record for record in batch if _size(record) > MAX_RECORD_BYTES]
+            oversize = [record for record in batch if record_size(record) > MAX_RECORD_BYTES]
             fitting = batch
             if oversize:
                 # We wrote it, so it is a bug; but one that must not stop all other runs.
@@ -68,7 +67,7 @@ class Unacknowledged:
                 await producer.publish(fitting)
             if oversize or self._left_out:
                 for record in batch:
-                    if _size(record) > MAX_RECORD_BYTES:
+                    if record_size(record) > MAX_RECORD_BYTES:
                         self._left_out.add((record.partition, record.key))
                     else:
                         self._left_out.discard((record.partition, record.key))
@@ -82,8 +81,3 @@ class Unacknowledged:
             if count and size > _MAX_BYTES:
                 return self._records[:count]
         return self._records[:_MAX_RECORDS]
-
-
-def _size(record: Outgoing) -> int:
-    own = len(record.key) + len(record.value or b"")
-    return _OVERHEAD_BYTES + own + headers_size(record.headers)
