@@ -42,10 +42,12 @@ _CLOSE_S: Final = 2.0
 
 @dataclass(slots=True)
 class _Kept:
-    """The newest records of one partition by key, with their order; `position`: of the next record
-    to be read, None before the first."""
+    """The newest records of one partition by key, with their order. `older`: by key the last record
+    of all, where it is not the newest. `position`: of the next record to be read, None before the
+    first."""
 
     records: dict[bytes, tuple[int, Record]] = field(default_factory=dict)
+    older: dict[bytes, Record] = field(default_factory=dict)
     position: int | None = None
     size: int = 0
 
@@ -106,22 +108,28 @@ class NewestRecords:
         for partition in self.partitions.intersection(partitions):
             kept = self._drop(partition)
             if kept.position is not None:
-                newest = [record for _, record in kept.records.values()]
-                newest.sort(key=lambda record: record.offset)
-                taken[partition] = Ahead(newest, kept.position)
+                records = [record for _, record in kept.records.values()]
+                records += kept.older.values()
+                records.sort(key=lambda record: record.offset)
+                taken[partition] = Ahead(records, kept.position)
         return taken
 
     def _apply(self, kept: _Kept, record: Record) -> None:
-        before = kept.records.get(record.key)
+        key, change = record.key, 0
+        if (last := kept.older.pop(key, None)) is not None:
+            change -= record_size(last)
+        before = kept.records.get(key)
         order = 0 if record.value is None else self._order(record)
         if before is not None and record.value is not None and order < before[0]:
-            return
-        change = 0 if before is None else -record_size(before[1])
-        if record.value is None:
-            kept.records.pop(record.key, None)
-        else:
-            kept.records[record.key] = order, record
+            # Compaction will leave this one alone: whoever restores the other writes it again.
+            kept.older[key] = record
             change += record_size(record)
+        else:
+            change -= 0 if before is None else record_size(before[1])
+            kept.records.pop(key, None)
+            if record.value is not None:
+                kept.records[key] = order, record
+                change += record_size(record)
         kept.size += change
         self.size_bytes += change
 

@@ -37,9 +37,12 @@ def by_length(record: Record) -> int:
     return len(record.value or b"")
 
 
-def kept(newest: NewestRecords, place: Partition = PLACE) -> dict[bytes, int]:
-    """Key and offset of what it has."""
-    return {record.key: record.offset for record in newest.pop({place})[place].records}
+def kept(newest: NewestRecords, place: Partition = PLACE) -> dict[bytes, list[int]]:
+    """The offsets of what it has, by key."""
+    offsets: dict[bytes, list[int]] = {}
+    for record in newest.pop({place})[place].records:
+        offsets.setdefault(record.key, []).append(record.offset)
+    return offsets
 
 
 def snapshot(rule: str, next_offset: int) -> bytes:
@@ -81,6 +84,7 @@ def test_a_restore_from_a_standby_is_one_from_the_topic(written: list[Written], 
     for record in (*ahead.records, *records[ahead.position :]):
         resumed.saw(7, record)
 
+    assert resumed.outlived(7, "gpt") == whole.outlived(7, "gpt")
     assert resumed.pop(7, "gpt") == whole.pop(7, "gpt")
 
 
@@ -90,7 +94,9 @@ def test_the_highest_order_counts_and_of_equals_the_last() -> None:
     newest.saw([state(0, b"a", b"222"), state(1, b"a", b"11"), state(2, b"b", b"1")])
     newest.saw([state(5, b"b", b"2"), state(6, b"c", b"1"), state(7, b"c", None)])
     assert newest.starts() == {PLACE: From.offset(8)}
-    assert kept(newest) == {b"a": 0, b"b": 5}
+    assert kept(newest) == {b"a": [0, 1], b"b": [5]}, (
+        "the last of a key, too, where it is not the newest"
+    )
     assert newest.size_bytes == 0, "what was taken is kept no more"
 
 
@@ -102,7 +108,7 @@ def test_over_the_limit_the_largest_partition_is_left_out_whole() -> None:
     assert newest.partitions == {OTHER}
     newest.saw([state(2, b"d", bytes(1_000))])
     assert PLACE not in newest.pop({PLACE}), "it is read from its beginning then"
-    assert kept(newest, OTHER) == {b"b": 0}
+    assert kept(newest, OTHER) == {b"b": [0]}
 
 
 def test_what_is_replaced_makes_room() -> None:
@@ -119,7 +125,7 @@ def test_a_log_that_starts_again_is_another_one() -> None:
     newest.follow({PLACE})
     newest.saw([state(8, b"a", b"1"), state(9, b"b", b"1")])
     newest.saw([state(0, b"c", b"1")])
-    assert kept(newest) == {b"c": 0}
+    assert kept(newest) == {b"c": [0]}
 
 
 def test_partitions_that_are_followed_no_more_are_dropped() -> None:

@@ -22,7 +22,7 @@ class SavedStates:
 
     def __init__(self) -> None:
         self._runs: Final[dict[int, dict[str, dict[str, tuple[int, bytes]]]]] = {}
-        # Rules of which compaction keeps an older state than is here.
+        # Rules of which compaction keeps an older state than is here, or one that is none.
         self._outlived: Final[set[tuple[int, str, str]]] = set()
 
     def saw(self, partition: int, record: Record) -> None:
@@ -33,12 +33,14 @@ class SavedStates:
             runs.get(run_id, {}).pop(rule, None)
             self._outlived.discard((partition, run_id, rule))
             return
+        known = runs.setdefault(run_id, {}).get(rule)
         try:
             offset = Snapshot.offset_of(record.value)
         except RecordError as error:
             _unreadable(run_id, rule, error)
+            if known is not None:
+                self._outlived.add((partition, run_id, rule))
             return
-        known = runs.setdefault(run_id, {}).get(rule)
         if known is None or offset >= known[0]:
             runs[run_id][rule] = offset, record.value
             self._outlived.discard((partition, run_id, rule))
@@ -60,8 +62,9 @@ class SavedStates:
         return list(self._runs.get(partition, {}))
 
     def outlived(self, partition: int, run_id: str) -> bool:
-        """Whether the bus has an older state of one of the run's rules as the last: a process that
-        had been taken for dead has written it, and compaction leaves nothing else."""
+        """Whether the bus has an older state of one of the run's rules as the last, or one that
+        cannot be read: a process that had been taken for dead has written it, and compaction leaves
+        nothing else."""
         return any((partition, run_id) == key[:2] for key in self._outlived)
 
     def pop(self, partition: int, run_id: str) -> dict[str, Snapshot]:
