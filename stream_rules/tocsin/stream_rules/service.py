@@ -47,6 +47,9 @@ logger = logging.getLogger(__name__)
 SAVE_S: Final = 2.0
 """How long the states of custom rules are waited for before partitions are given up, seconds."""
 
+SURE_S: Final = 2.0
+"""How long a call into a rule must last when the worker is about to be ended, to be the cause."""
+
 AT_ONCE: Final = 20
 """How many of the runs that nothing is heard of are taken up in one round: a tenth of a second."""
 
@@ -101,6 +104,8 @@ class RulesService(Service):
         self._adopt = True
         self._software = software
         self._reported: list[Reported] = []
+        # Runs whose states are to be taken from the bus: their log is another one by now.
+        self._stale: list[tuple[int, RunEngine]] = []
         self._saved: Final = SavedStates()
         # Runs of partitions that were restored, to be taken up in the rounds that follow.
         self._waiting: deque[tuple[int, str, int]] = deque()
@@ -188,6 +193,7 @@ class RulesService(Service):
         self._fairness.release(frozenset(partitions))
         gone = frozenset(partitions)
         self._waiting = deque(one for one in self._waiting if one[0] not in gone)
+        self._stale = [one for one in self._stale if one[0] not in gone]
         self._saved.release(partitions)
         for number in partitions:
             self._views.pop(number, None)
@@ -206,6 +212,22 @@ class RulesService(Service):
             if outlived:
                 run.save_again()
 
+    def _drop_of_another_log(self, number: int, run: RunEngine) -> None:
+        """The run begins anew, and in the middle: its states say that they have records which they
+        have not, and would win over all that follow."""
+        logger.warning(
+            "the log of the run is another one than its state is of: its rules start cold",
+            extra={"action": "rules", "run_id": run.state.run_id, "partition": number},
+        )
+        self._stale.append((number, run))
+        self._drop(number, run.state.run_id)
+
+    def _drop(self, number: int, run_id: str) -> None:
+        self._accounts.drop(number, run_id)
+        self.engine.drop(number, run_id)
+        if self._customs is not None:
+            self._customs.drop(number, run_id)
+
     def lost(self, runs: Collection[str]) -> None:
         """What they were at is remembered as if it had been read; whoever has them now writes what
         is newer, and where that is not there yet when they come back, ours is the newest."""
@@ -223,7 +245,10 @@ class RulesService(Service):
             self.engine.drop(number, run_id)
 
     def last_words(self) -> Sequence[Outgoing]:
-        found = self.engine.abandon_call(self._software)
+        # A worker that is slow in many calls has no rule that hangs.
+        call = self.engine.call_under_way()
+        time.sleep(SURE_S)
+        found = None if call is None else self.engine.abandon(call, self._software)
         return () if found is None else [self._snapshot(*found)]
 
     # -- rounds ----------------------------------------------------------------------------
@@ -247,6 +272,8 @@ class RulesService(Service):
             run_id = record.key.decode(errors="replace")
             if self._saved.has(number, run_id):
                 self._adopt_run(number, run_id, record.offset)
+            if (stale := self.engine.of_another_log(run_id, record)) is not None:
+                self._drop_of_another_log(number, stale)
             if self._customs is not None:
                 self._customs.feed(record)
             try:
@@ -336,7 +363,9 @@ class RulesService(Service):
         return [*(self._issue(one) for one in reported), *looks]
 
     def snapshots(self, *, force: bool) -> Sequence[Outgoing]:
-        written: list[Outgoing] = []
+        # Before the new states of the same runs.
+        written = [gone for number, run in self._stale for gone in self._tombstones(number, run)]
+        self._stale.clear()
         if self._customs is not None:
             if force:
                 self._reported += self._customs.save(SAVE_S, self.engine)
@@ -346,10 +375,7 @@ class RulesService(Service):
             run.earlier.clear()
             if run.expired:
                 written += self._tombstones(number, run)
-                self._accounts.drop(number, run.state.run_id)
-                self.engine.drop(number, run.state.run_id)
-                if self._customs is not None:
-                    self._customs.drop(number, run.state.run_id)
+                self._drop(number, run.state.run_id)
             elif run.dirty:
                 saved = run.snapshots(
                     next_offset=state.next_offset,

@@ -68,8 +68,8 @@ class Instance:
 
     `covers` is the offset below which records are in its state already, after a restore; `touched`
     whether the state may have changed since it was saved or restored; `unreported` whether it
-    failed where no issue could be returned: `report_failure` has it; `in_call` whether a call into
-    the rule has not returned.
+    failed where no issue could be returned: `report_failure` has it; `in_call` is the moment
+    of a call into the rule that has not returned.
     """
 
     def __init__(self, spec: RuleSpec, times: RuleTimes | None = None) -> None:
@@ -79,7 +79,7 @@ class Instance:
         self.covers = 0
         self.touched = True
         self.unreported = False
-        self.in_call = False
+        self.in_call: Moment | None = None
         self._shell = _Shell()
         self._copies: dict[int, AnyRule] = {}
         self._read: Collection[int] | None = None
@@ -191,16 +191,16 @@ class Instance:
         shell.input_seen |= input_seen
         try:
             began_s = 0.0 if times is None else times.start()
-            self.in_call = True
+            self.in_call = at
             if spec.rule.by_part:
                 outcomes = self._by_part(method, at, part, scalars_of)
             else:
                 outcomes = list(method(self.rule))
-            self.in_call = False
+            self.in_call = None
             if times is not None:
                 times.end(spec.name, began_s)
         except Exception as error:
-            self.in_call = False
+            self.in_call = None
             why = self._quarantine(error)
             return [_failure(spec, fails_as, why, at)] if fails_as is not None else []
         cold = shell.cold and self._is_cold(at)

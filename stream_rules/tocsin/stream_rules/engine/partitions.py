@@ -24,6 +24,7 @@ from tocsin.stream_rules.engine.rule_spec import RuleSpec
 from tocsin.stream_rules.engine.rule_times import RuleTimes
 from tocsin.stream_rules.engine.run import RunEngine
 from tocsin.stream_rules.engine.run_state import Value
+from tocsin.stream_rules.outcomes import Moment
 from tocsin.stream_rules.reading.other_runs import References
 
 logger = logging.getLogger(__name__)
@@ -153,6 +154,14 @@ class PartitionEngine:
         state = self._partitions.get(partition)
         return state is not None and key.decode(errors="replace") in state.runs
 
+    def of_another_log(self, run_id: str, record: Record) -> RunEngine | None:
+        """The record's run, if its state was made of another log than the record is in."""
+        state = self._partitions.get(record.partition.number)
+        run = None if state is None else state.runs.get(run_id)
+        if run is None or not run.is_of_another_log(record.offset, record.append_ms):
+            return None
+        return run
+
     def reschedule(self, partition: int, run_id: str) -> None:
         """A run may have got another timer otherwise than by a record."""
         _schedule(self._partitions[partition], run_id)
@@ -169,18 +178,20 @@ class PartitionEngine:
         """The run of that id, if it is here."""
         return next((run for _, _, run in self.runs() if run.state.run_id == run_id), None)
 
-    def abandon_call(self, software: str) -> tuple[int, Snapshot] | None:
-        """Quarantine the rule into which a call has not returned; its partition, and the state from
-        which the next worker goes on without it. None: no rule is in a call.
+    def call_under_way(self) -> Moment | None:
+        """That of the call into a rule that has not returned. From any thread."""
+        return next((call for _, _, run in self.runs() if (call := run.call_under_way())), None)
 
-        From another thread. The engine must not be used any more.
+    def abandon(self, call: Moment, software: str) -> tuple[int, Snapshot] | None:
+        """Quarantine the rule of a call that does not return; its partition, and the state from
+        which the next worker goes on without it. None: the call has returned.
+
+        From any thread. The engine must not be used any more.
         """
         for number, state, run in self.runs():
-            snapshot = run.abandon_call(
-                next_offset=state.next_offset, clock_ms=state.clock_ms, software=software
-            )
-            if snapshot is not None:
-                return number, snapshot
+            if run.call_under_way() is call:
+                at, clock_ms = state.next_offset, state.clock_ms
+                return number, run.abandon(next_offset=at, clock_ms=clock_ms, software=software)
         return None
 
     # -- inside ----------------------------------------------------------------------------

@@ -82,6 +82,7 @@ class RunEngine:
         self.saved_rules: frozenset[str] = frozenset()
         """Of whom a state was read, whether they are still rules of this worker or not."""
         self._restored: dict[str, Snapshot] = {}
+        self._newest: Snapshot | None = None
         self._listeners: dict[Kind, tuple[Instance, ...]] = {}
         self._fed: dict[Kind, frozenset[str]] = {}
         self._not_before: dict[str, int] = {}
@@ -415,16 +416,18 @@ class RunEngine:
             saved.append(snapshot(RUN_KEY, RUN_STATE_VERSION, pack(dump_state(self.state))))
         return saved
 
-    def abandon_call(self, *, next_offset: int, clock_ms: int, software: str) -> Snapshot | None:
-        """Quarantine the rule into which a call has not returned; its state, None: there is none.
+    def call_under_way(self) -> Moment | None:
+        """That of the call into a rule that has not returned. From any thread."""
+        return next((one.in_call for one in self.instances if one.in_call is not None), None)
 
-        From another thread. The run must not be used any more.
+    def abandon(self, *, next_offset: int, clock_ms: int, software: str) -> Snapshot:
+        """Quarantine the rule into which a call does not return; its state.
+
+        From any thread. The run must not be used any more.
         """
+        hung = next(one for one in self.instances if one.in_call is not None)
         snapshot = self._snapshots_at(next_offset, clock_ms, software)
-        for instance in self.instances:
-            if instance.in_call:
-                return snapshot(instance.spec.name, instance.version, instance.abandon())
-        return None
+        return snapshot(hung.spec.name, hung.version, hung.abandon())
 
     def _snapshots_at(
         self, next_offset: int, clock_ms: int, software: str
@@ -446,6 +449,7 @@ class RunEngine:
     def restore(self, snapshots: Mapping[str, Snapshot]) -> None:
         """Take back what was saved, by rule name. What cannot be read starts cold."""
         self._restored = dict(snapshots)
+        self._newest = max(snapshots.values(), key=lambda s: s.next_offset, default=None)
         self.saved_rules = frozenset(snapshots)
         own = self._restored.pop(RUN_KEY, None)
         # What is left of a run whose own state was never written is not kept for ever either.
@@ -459,6 +463,14 @@ class RunEngine:
             return
         self._covers = own.next_offset
         self._equip(0, "there was no such rule before")
+
+    def is_of_another_log(self, offset: int, append_ms: int) -> bool:
+        """Whether what was restored was not made of the log of this record, as when its topic was
+        created anew: a state says when the newest of the records that are in it was appended."""
+        newest = self._newest
+        if newest is None or offset >= newest.next_offset:
+            return False
+        return 0 < newest.saved_at_ms < append_ms
 
     def waits(self, next_offset: int) -> bool:
         """Whether a changed state is to be saved only once more was read: see `snapshots`."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from support.made_rules import loss_rule
-from support.waiting import wait_until
+from support.waiting import HANGS_S
 from tocsin.bus.port import Record
 from tocsin.console.fleet.quarantines import release_record
 from tocsin.schemas.errors import MalformedRecord
@@ -37,7 +37,7 @@ class Clock:
 
 
 CLOCK = Clock()
-RETURNS = threading.Event()
+HUNG, RETURNS = threading.Event(), threading.Event()
 
 
 @dataclass(slots=True)
@@ -69,6 +69,7 @@ class Faulty(Rule[FaultyParams, FaultyState]):
         if what == 4:
             CLOCK.wall_s += 2 * CALL_LIMIT_S
         if what == 6:
+            HUNG.set()
             RETURNS.wait()
         if what == 5:
             self.state.ballast = random.Random(1).randbytes(MAX_STATE_BYTES).hex()
@@ -135,10 +136,10 @@ def test_one_that_never_returns_is_off_wherever_its_state_is_taken_up() -> None:
     thread = threading.Thread(target=fed, args=(hung, run.records))
     thread.start()
     try:
-        wait_until(
-            lambda: hung.run("made") is not None and state_of(hung)[1].state.steps[-1:] == [3]
-        )
-        abandoned = hung.abandon_call("test")
+        assert HUNG.wait(HANGS_S)
+        call = hung.call_under_way()
+        assert call is not None
+        abandoned = hung.abandon(call, "test")
     finally:
         RETURNS.set()
         thread.join()
@@ -151,7 +152,8 @@ def test_one_that_never_returns_is_off_wherever_its_state_is_taken_up() -> None:
     assert len(why) == 1
     assert "did not return" in why[0]
     assert state_of(next_one)[0]
-    assert engine().abandon_call("test") is None
+    assert next_one.call_under_way() is None
+    assert next_one.abandon(call, "test") is None, "another call is no reason"
 
 
 def test_a_machine_that_is_busy_with_other_things_is_no_slow_rule() -> None:
