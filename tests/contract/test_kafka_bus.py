@@ -413,3 +413,44 @@ async def test_a_wrong_password_is_said(shaken_broker: Broker) -> None:
             pass
     assert isinstance(caught.value, UnusableBus)
     assert "wrong-word" not in str(caught.value)
+
+
+async def test_a_member_that_restores_gives_its_partitions_up_when_another_joins(
+    kafka_url: str,
+) -> None:
+    world, notes = World("kafka", kafka_url), Notes()
+    spec, group = world.spec(), f"{world.prefix}-slow"
+    cut_off: list[frozenset[Partition]] = []
+
+    async def restore(partitions: frozenset[Partition]) -> None:
+        if not cut_off:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cut_off.append(partitions)
+                raise
+
+    notes.when_assigned = restore
+    async with world.bus() as bus:
+        await bus.init([spec])
+        restores = await bus.consumer(group, [spec.name], listener=notes)
+
+        async def work() -> None:
+            while True:
+                await restores.poll(timeout_s=0.2)
+
+        working = asyncio.create_task(work())
+
+        async def has_begun() -> bool:
+            return bool(notes.assigned)
+
+        try:
+            await until(has_begun, "the first member restores")
+            joins = await bus.consumer(group, [spec.name])
+            await assigned(joins, 2)
+        finally:
+            working.cancel()
+            await asyncio.wait({working})
+        assert cut_off == notes.assigned[:1] == notes.revoked
+        for part in (restores, joins):
+            await part.close()

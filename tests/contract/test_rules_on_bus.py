@@ -7,17 +7,18 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from typer.testing import CliRunner
 
-from support.bus_records import data_of, send, work
-from support.buses import World, until
+from support.bus_records import data_of, read_all, send, work
+from support.buses import World, next_millisecond, until
 from support.children import python_path
 from support.configured_buses import context_on
 from support.custom import FILE
-from tocsin.bus.port import Bus, Partition
+from tocsin.bus.port import Bus, Partition, Record
 from tocsin.console.__main__ import app
 from tocsin.console.context import CommandContext
 from tocsin.runtime.worker import Worker
@@ -36,13 +37,14 @@ rules:
 """
 
 
-def run_of(name: str, *, jump: float) -> RunBuilder:
+def run_of(name: str, *, jump: float, ended: bool = True) -> RunBuilder:
     run = RunBuilder(name)
     run.started()
     run.steps(range(20), loss=1.0)
     run.steps([20], loss=jump)
     run.steps(range(21, 30), loss=1.0)
-    run.ended()
+    if ended:
+        run.ended()
     return run
 
 
@@ -51,15 +53,18 @@ async def publish(context: CommandContext, bus: Bus, run: RunBuilder) -> None:
     await send(bus, [replace(record, partition=place) for record in run.records])
 
 
+def worker_on(context: CommandContext, bus: Bus) -> Worker:
+    service = build_rules_service(context.topics, context.config, folder=context.loaded.folder)
+    return Worker(bus, service, topics=context.topics, group=f"{context.topics.prefix}-rules")
+
+
 async def watched(context: CommandContext) -> set[tuple[str, str]]:
     """Rules and states of the issues that a worker publishes of the second run."""
     async with context.open_bus() as bus:
         await bus.init(context.topics.specs())
         for run in (run_of("before", jump=1.0), run_of("gpt-1", jump=5.0)):
             await publish(context, bus, run)
-        service = build_rules_service(context.topics, context.config, folder=context.loaded.folder)
-        worker = Worker(bus, service, topics=context.topics, group=f"{context.topics.prefix}-rules")
-        assert await work(worker)
+        assert await work(worker_on(context, bus))
         found = await data_of(bus, context.topics.issues, issue_partition("gpt-1"))
     mine = [one for one in found if isinstance(one, IssueFiring) and one.run_id == "gpt-1"]
     return {(one.issue_id, one.rule) for one in mine}
@@ -94,6 +99,8 @@ async def test_a_rule_that_never_returns_is_off_for_its_run_in_the_worker_that_c
             with log.open("a") as out:
                 return subprocess.Popen(command, env=environ, stderr=out)
 
+        process = start()
+
         async def reported() -> dict[str, IssueFiring]:
             found = await data_of(bus, context.topics.issues, issue_partition("gpt-1"))
             return {one.rule: one for one in found if isinstance(one, IssueFiring)}
@@ -106,7 +113,6 @@ async def test_a_rule_that_never_returns_is_off_for_its_run_in_the_worker_that_c
             await asyncio.sleep(0.2)
             return {"nonfinite", "rule_failed"} <= (await reported()).keys()
 
-        process = start()
         try:
             await until(restarted_until_reported, "the next worker goes on without the rule")
         finally:
@@ -119,3 +125,39 @@ async def test_a_rule_that_never_returns_is_off_for_its_run_in_the_worker_that_c
     assert found["rule_failed"].subject.name == "loss_spike"
     assert "did not return" in found["rule_failed"].reason
     assert "support/hanging_rule.py" in log.read_text(), "it says where the rule was"
+
+
+async def test_rules_start_cold_on_a_log_that_begins_anew(world: World, tmp_path: Path) -> None:
+    before, context = (context_on(World(world.kind, world.url), tmp_path) for _ in range(2))
+    run = run_of("gpt-1", jump=1.0, ended=False)
+    number = run.records[0].partition.number
+    place = Partition(context.topics.telemetry, number)
+    async with context.open_bus() as bus:
+        await bus.init(before.topics.specs())
+        await bus.init(context.topics.specs())
+        await publish(before, bus, run)
+        assert await work(worker_on(before, bus))
+        # As if the telemetry had been deleted, and neither the states nor the group's offsets.
+        states = await read_all(bus, before.topics.state, number)
+        kept = Partition(context.topics.state, number)
+        await send(bus, [replace(record, partition=kept) for record in states])
+        consumer = await bus.consumer(f"{context.topics.prefix}-rules", [place.topic], only=[place])
+        await consumer.commit({place: len(run.records)})
+        await consumer.close()
+        await next_millisecond()
+
+        def go_on(steps: Iterable[int], loss: float) -> list[Record]:
+            at = len(run.records)
+            for step in steps:
+                run.steps([step], loss=loss)
+            return [replace(record, partition=place) for record in run.records[at:]]
+
+        await send(bus, go_on(range(30, 40), float("nan")))
+        assert await work(worker_on(context, bus))
+        await send(bus, go_on(range(40, 45), 1.0))
+        assert await work(worker_on(context, bus))
+
+        found = await data_of(bus, context.topics.issues, issue_partition("gpt-1"))
+    rules = [one.rule for one in found if isinstance(one, IssueFiring)]
+    assert rules.count("nonfinite") == 1
+    assert rules.count("cold_start") == 1, "its states are of that log then"

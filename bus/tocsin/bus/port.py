@@ -278,7 +278,8 @@ class AssignmentListener(Protocol):
     async def on_assigned(self, partitions: frozenset[Partition]) -> None:
         """Called when partitions are owned; none of their records is read before this returns.
 
-        `seek` is allowed.
+        `seek` is allowed. It may be cancelled, if the partitions are revoked meanwhile:
+        `on_revoked` follows. None at all: those revoked before have gone to others.
         """
         ...
 

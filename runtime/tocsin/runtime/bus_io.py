@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
 from tocsin.bus.port import (
+    EARLIEST,
     AssignmentListener,
     Bus,
     BusUnavailable,
@@ -28,10 +30,14 @@ from tocsin.runtime.service import Service
 from tocsin.runtime.standby import Standby
 from tocsin.schemas.topics import ALL_RUNS, Topics, telemetry_partition
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 _POLL_S: Final = 1.0
 _CLOSE_S: Final = 2.0
+_END_S: Final = 0.5
+_END_TRIES: Final = 4
 
 
 class Owner(AssignmentListener, Protocol):
@@ -88,13 +94,17 @@ class Wiring:
         self._looked: dict[Partition, int] = {}
         self._polls: dict[str, asyncio.Task[Sequence[Record]]] = {}
         self._emptied = False
+        # Input partition numbers whose state is being read.
+        self._restoring: frozenset[int] = frozenset()
+        # The ends of what is restored of the parked ones.
+        self._parked_ends: dict[Partition, int] = {}
         self._standby: Standby | None = None
         if standby_bytes and only_runs is None and service.read_ahead:
             self._standby = Standby(
                 bus,
                 service,
                 topics=topics,
-                owned=positions.kept,
+                owned=lambda: positions.kept() | self._restoring,
                 limit_bytes=standby_bytes,
                 metrics=metrics,
             )
@@ -217,27 +227,74 @@ class Wiring:
             # It is being looked for, or the partition is about to go.
             return 0
 
+    async def note_parked(self, numbers: Collection[int]) -> None:
+        """Partitions are about to be parked: where what is restored of them ends now."""
+        if self.consumer is not None:
+            with contextlib.suppress(BusUnavailable, TimeoutError):
+                self._parked_ends.update(await self.consumer.ends(self._restored_of(numbers)))
+
+    def _restored_of(self, numbers: Collection[int]) -> list[Partition]:
+        return [Partition(topic, number) for topic in self._service.restores for number in numbers]
+
     async def restore_partitions(self, partitions: Collection[Partition]) -> None:
-        """Restore the state of input partitions, unless ours is what was committed last.
+        """Restore the state of input partitions, unless ours is what was written last.
 
         One reader for all of them: on Kafka each costs a connection.
 
         Raises:
             BusUnavailable: those that are not restored are not ours then.
         """
-        consumer, service = self.consumer, self._service
+        consumer = self.consumer
         if consumer is None:
             # The port says that partitions are assigned within `poll`.
             raise BusUnavailable("partitions were assigned before there was a consumer")
         started = time.perf_counter()
-        fresh: dict[int, Offsets] = {}
-        for number in sorted({p.number for p in partitions}):
-            mine = [p for p in partitions if p.number == number]
-            committed: Offsets = {p.topic: await consumer.committed(p) for p in mine}
-            if not self._positions.unpark_if_unchanged(number, committed):
-                fresh[number] = committed
-        if not fresh:
-            return
+        numbers = sorted({p.number for p in partitions})
+        self._restoring = frozenset(numbers)
+        try:
+            fresh: dict[int, Offsets] = {}
+            ends = await consumer.ends([*partitions, *self._restored_of(numbers)])
+            for number in numbers:
+                mine = [p for p in partitions if p.number == number]
+                committed = {p.topic: await self._committed(consumer, p, ends[p]) for p in mine}
+                unwritten = all(
+                    ends[p] == self._parked_ends.pop(p, None) for p in self._restored_of([number])
+                )
+                if not self._positions.unpark_if_unchanged(number, committed, unwritten=unwritten):
+                    fresh[number] = committed
+            if fresh:
+                await self._restore(consumer, fresh, started)
+        finally:
+            self._restoring = frozenset()
+
+    async def _committed(self, consumer: Consumer, partition: Partition, end: int) -> int | None:
+        """Where the group goes on in an input partition; None: where its log begins."""
+        offset, tries = await consumer.committed(partition), 0
+        if offset is None:
+            return None
+        while offset > end and tries < _END_TRIES:
+            # A broker that has just become the leader knows the end a moment later.
+            await asyncio.sleep(_END_S)
+            end, tries = (await consumer.ends([partition]))[partition], tries + 1
+        if offset <= end:
+            return offset
+        logger.warning(
+            "the log ends before what was committed of it, so it is another one: read from its "
+            "beginning",
+            extra={
+                "action": self._service.name,
+                "topic": partition.topic,
+                "partition": partition.number,
+                "offset": offset,
+            },
+        )
+        await consumer.seek(partition, EARLIEST)
+        return None
+
+    async def _restore(
+        self, consumer: Consumer, fresh: Mapping[int, Offsets], started: float
+    ) -> None:
+        service = self._service
         await self._owner.in_thread(service.release, frozenset(fresh))
         followed = {p: number for number in fresh for p in service.follows(number)}
         whole = {Partition(topic, number): number for topic in service.restores for number in fresh}

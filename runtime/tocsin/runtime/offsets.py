@@ -70,10 +70,11 @@ class Positions:
         self._drop_gaps(number)
         self._owned[number] = Owned(dict(committed), dict(committed))
 
-    def unpark_if_unchanged(self, number: int, committed: Offsets) -> bool:
-        """Take a parked partition back, if nobody went on with it meanwhile."""
+    def unpark_if_unchanged(self, number: int, committed: Offsets, *, unwritten: bool) -> bool:
+        """Take a parked partition back, if nobody went on with it meanwhile: with its records, or
+        (`unwritten` is whether not) with what is restored of it."""
         parked = self._parked.pop(number, None)
-        if parked is None or not parked.committed == committed == parked.next:
+        if parked is None or not unwritten or not parked.committed == committed == parked.next:
             return False
         parked.since_ms = None
         self._drop_gaps(number)

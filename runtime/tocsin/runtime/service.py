@@ -196,7 +196,7 @@ class Service(Protocol):
     def last_words(self) -> Sequence[Outgoing]:
         """What keeps the next worker from hanging where this one does, before its process is ended;
         the service is not used any more. From a thread of the watchdog, while a call into the
-        service does not return; must not block."""
+        service does not return; may take some seconds."""
         return ()
 
     async def ended(self) -> None:

@@ -419,7 +419,9 @@ class Worker:
         """Called when partitions go to another member: the last chance to commit."""
         async with self._lock:
             if await self._save_before_giving_up(locked=True):
-                self._positions.park({p.number for p in partitions})
+                numbers = {p.number for p in partitions}
+                await self._wiring.note_parked(numbers)
+                self._positions.park(numbers)
             else:
                 # What was handed out may be lost half-way, of the partitions that stay too.
                 self._rejoin = True
@@ -442,6 +444,11 @@ class Worker:
             except BusUnavailable as error:
                 self._complain(names.BUS_AWAY, "partitions not restored, joining again", error)
                 self._rejoin = True
+            except asyncio.CancelledError:
+                # They are revoked again: of those that were not restored there is half a state.
+                numbers = {p.number for p in partitions} - self._positions.kept()
+                await self.in_thread(self._service.release, numbers)
+                raise
             self._count_partitions()
         self._nudged.set()
 

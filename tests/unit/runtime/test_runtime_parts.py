@@ -71,7 +71,7 @@ def test_a_partition_that_is_another_s_is_not_waited_for_and_one_that_may_come_b
     positions.start(1, {"t": 6})
     positions.park({0, 1})
     assert positions.behind({P0: 9, other: 9}) == {P0: 4, other: 3}
-    assert positions.unpark_if_unchanged(1, {"t": 6})
+    assert positions.unpark_if_unchanged(1, {"t": 6}, unwritten=True)
     assert positions.behind({P0: 9, other: 9}) == {other: 3}
 
 
@@ -91,7 +91,7 @@ def test_a_hole_that_was_seen_before_a_rebalance_is_fetched_again_after_it() -> 
     positions.park([0])
     assert not positions.numbers()
     assert positions.kept() == {0}
-    assert positions.unpark_if_unchanged(0, {"t": 5})
+    assert positions.unpark_if_unchanged(0, {"t": 5}, unwritten=True)
     assert positions.pass_holes({P0: 9}) == (False, {P0: 5})
     positions.start(0, {"t": 5})
     assert admitted(positions, 9) == ([], {P0: 5})
@@ -111,9 +111,9 @@ def test_a_partition_comes_back_without_a_restore_if_nobody_went_on() -> None:
     positions.was_committed({P0: 2})
     positions.park([0])
     assert positions.numbers() == frozenset()
-    assert positions.unpark_if_unchanged(0, {"t": 2})
+    assert positions.unpark_if_unchanged(0, {"t": 2}, unwritten=True)
     positions.park([0])
-    assert not positions.unpark_if_unchanged(0, {"t": 3})
+    assert not positions.unpark_if_unchanged(0, {"t": 3}, unwritten=True)
 
 
 def test_no_lag_is_said_only_of_what_was_asked_for() -> None:

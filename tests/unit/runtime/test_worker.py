@@ -26,12 +26,14 @@ from tocsin.bus.port import (
     Outgoing,
     Partition,
     Record,
+    record_size,
 )
 from tocsin.runtime import metrics as names
 from tocsin.runtime.dead_letters import DeadLetterLimits, TooManyDeadLetters
 from tocsin.runtime.prometheus_metrics import PrometheusMetrics
 from tocsin.runtime.service import Poison, Tick
 from tocsin.runtime.testing import FakeClock
+from tocsin.runtime.unacknowledged import Unacknowledged
 from tocsin.runtime.watchdog import LOOK_MS, STUCK_MS, WedgedConsumer
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.records.dead_letters import DeadLetter
@@ -338,6 +340,20 @@ async def test_what_a_snapshot_over_the_limit_holds_is_read_again_after_a_restar
     assert dict(await outputs_of(bus, "run-1")) == expected_outputs("run-1", range(20))
 
 
+async def test_a_record_that_only_just_does_not_fit_is_left_out_rather_than_refused(
+    bus: EmbeddedBus,
+) -> None:
+    metrics = PrometheusMetrics()
+    unacknowledged = Unacknowledged("fold", metrics)
+    place = Partition(TOPICS.issues, 0)
+    room = MAX_RECORD_BYTES - record_size(Outgoing(place, b"run-1", b""))
+    unacknowledged.add([Outgoing(place, b"run-1", bytes(size)) for size in (room, room + 1)])
+    producer = await bus.producer()
+    await unacknowledged.flush(producer)
+    await producer.close()
+    assert metrics.value(names.OVERSIZE, service="fold") == 1
+
+
 async def test_rounds_and_the_lag_behind_the_bus_are_timed(bus: EmbeddedBus) -> None:
     await send(bus, "run-1", numbers(*range(10)))
     clock = FakeClock(int(time.time() * 1000) + 60_000)
@@ -472,6 +488,58 @@ async def test_two_members_share_and_one_takes_over_with_the_state(bus: Embedded
         found = await outputs_of(bus, run)
         assert dict(found) == expected_outputs(run, range(30))
         assert set(found) == set(expected_outputs(run, range(30)).items())
+
+
+@pytest.mark.parametrize("written", [False, True])
+async def test_a_partition_that_comes_back_is_restored_again_if_its_states_were_written_meanwhile(
+    bus: EmbeddedBus, written: bool
+) -> None:
+    await send(bus, "run-1", numbers(*range(10)))
+    number, service = telemetry_partition("run-1"), FoldService(TOPICS)
+    place = frozenset({Partition(TOPICS.telemetry, number)})
+    async with running(worker := make(bus, service)):
+        assert await worker.caught_up(10)
+        await worker.on_revoked(place)
+        if written:
+            # A timer of a silent run moves no offset, and leaves a state.
+            state = json.dumps({"next_offset": 10, "state": 5, "count": 10}).encode()
+            producer = await bus.producer()
+            await producer.publish([Outgoing(Partition(TOPICS.state, number), b"run-1/f", state)])
+            await producer.close()
+        await worker.on_assigned(place)
+        held = service.partitions[number]["run-1"].state
+
+    assert len([one for one in service.restored_at if one[0] == number]) == 1 + written
+    assert (held == 5) == written
+
+
+async def test_of_a_restore_that_is_cut_off_nothing_is_left(bus: EmbeddedBus) -> None:
+    await send(bus, "run-1", numbers(*range(10)))
+    async with running(first := make(bus, FoldService(TOPICS))):
+        assert await first.caught_up(10)
+    began, goes_on = threading.Event(), threading.Event()
+
+    class Slow(FoldService):
+        def restore(self, partition: int, records: Sequence[Record]) -> None:
+            super().restore(partition, records)
+            began.set()
+            goes_on.wait(SOON_S)
+
+    number, service = telemetry_partition("run-1"), Slow(TOPICS)
+    worker = make(bus, service)
+    await worker._wiring.join()
+    assigning = asyncio.create_task(
+        worker.on_assigned(frozenset({Partition(TOPICS.telemetry, number)}))
+    )
+    await until(began.is_set)
+    assigning.cancel()
+    goes_on.set()
+    await asyncio.wait({assigning})
+
+    assert assigning.cancelled()
+    assert service.forgotten == [number]
+    assert number not in worker._positions.numbers()
+    await worker._wiring.close()
 
 
 async def test_a_member_that_joins_while_another_restores_waits_and_nothing_is_lost(

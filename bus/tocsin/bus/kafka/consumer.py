@@ -5,14 +5,16 @@ call the listener from within `poll`. So a revocation waits, in the coordinator'
 has called the listener; heartbeats go on meanwhile (`GroupCoordinator.ensure_active_group` stops
 them afterwards). An assignment does not wait, since no heartbeats run in that callback and a
 restore takes long: it is kept until `poll` has called the listener, and until then none of its
-records is read, because `getmany` names the partitions of which the listener knows.
+records is read, because `getmany` names the partitions of which the listener knows. A revocation
+that comes meanwhile cancels the listener: the group would take a member for dead that answers only
+once its restore is over, and the next owner's would be cut off by the one after it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -53,6 +55,7 @@ class _Bridge(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has 
     def __init__(self) -> None:
         self.changes: list[_Change] = []
         self.waiting = asyncio.Event()
+        self.revoking = asyncio.Event()
         self.closed = False
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
@@ -67,7 +70,8 @@ class _Bridge(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
         """Does not wait."""
         partitions = frozenset(Partition(*place) for place in assigned)
-        if partitions and not self.closed:
+        if not self.closed:
+            # None at all says that what was revoked before it does not come back.
             self._add(False, partitions)
 
     def close(self) -> None:
@@ -81,6 +85,8 @@ class _Bridge(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has 
         change = _Change(revoked, partitions)
         self.changes.append(change)
         self.waiting.set()
+        if revoked:
+            self.revoking.set()
         return change
 
 
@@ -186,14 +192,30 @@ class KafkaConsumer(KafkaReader):
                 else:
                     self._owned |= change.partitions
                     if self._listener is not None:
-                        await self._listener.on_assigned(change.partitions)
+                        await self._until_revoked(self._listener.on_assigned(change.partitions))
             finally:
                 if change.revoked:
                     self._owned -= change.partitions
                 change.told.set()
                 with suppress(ValueError):
                     self._bridge.changes.remove(change)
+                if not any(left.revoked for left in self._bridge.changes):
+                    self._bridge.revoking.clear()
         self._bridge.waiting.clear()
+
+    async def _until_revoked(self, restoring: Coroutine[Any, Any, None]) -> None:
+        """Run what the listener does about an assignment; end it if that is revoked meanwhile."""
+        task = asyncio.ensure_future(restoring)
+        revoking = asyncio.ensure_future(self._bridge.revoking.wait())
+        try:
+            await asyncio.wait({task, revoking}, return_when="FIRST_COMPLETED")
+        finally:
+            revoking.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        if not task.cancelled():
+            task.result()
 
     async def _fetch(self, timeout_s: float, max_records: int) -> Sequence[Record]:
         """Records of what is owned; nothing as soon as the assignment changes."""
