@@ -42,6 +42,7 @@ RULE_SECONDS: Final = "tocsin_rule_seconds_total"
 ROWS: Final = "tocsin_rows_total"
 QUARANTINES: Final = "tocsin_quarantines_total"
 SHED: Final = "tocsin_shed_summaries_total"
+RANKS: Final = "tocsin_ranks"
 RUN_SECONDS: Final = "tocsin_run_seconds"
 SAVED_HOURS: Final = "tocsin_saved_device_hours_total"
 ARCHIVED_ROWS: Final = "tocsin_archived_rows_total"
@@ -128,6 +129,12 @@ METRICS: Final[Mapping[str, Metric]] = {
         "Summaries of tensors that were not judged, because the worker could not keep up, by tier: "
         "2 first, then 1",
         "tier",
+    ),
+    RANKS: Metric(
+        "gauge",
+        "Ranks of the runs that this worker follows and that are running, by state: heard, late "
+        "(so far behind that rules over all ranks leave them out), missing (never heard)",
+        ("state",),
     ),
     RUN_SECONDS: Metric(
         "gauge",

@@ -212,7 +212,7 @@ class RulesService(Service):
             if outlived:
                 run.save_again()
 
-    def _drop_of_another_log(self, number: int, run: RunEngine) -> None:
+    def _drop_stale(self, number: int, run: RunEngine) -> None:
         """The run begins anew, and in the middle: its states say that they have records which they
         have not, and would win over all that follow."""
         logger.warning(
@@ -272,8 +272,8 @@ class RulesService(Service):
             run_id = record.key.decode(errors="replace")
             if self._saved.has(number, run_id):
                 self._adopt_run(number, run_id, record.offset)
-            if (stale := self.engine.of_another_log(run_id, record)) is not None:
-                self._drop_of_another_log(number, stale)
+            if (stale := self.engine.stale_run(run_id, record)) is not None:
+                self._drop_stale(number, stale)
             if self._customs is not None:
                 self._customs.feed(record)
             try:

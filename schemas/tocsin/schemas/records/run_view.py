@@ -48,6 +48,18 @@ class RankView(Model):
     )
 
 
+class TelemetryCounts(Model):
+    """What is missing of the telemetry of an incarnation."""
+
+    records_missing: Whole = Field(default=0, description="sent, and never received")
+    records_repeated: Whole = Field(default=0, description="received more than once")
+    records_late: Whole = Field(default=0, description="of an earlier incarnation")
+    ranks_missing: Whole = Field(default=0, description="ranks that have sent nothing yet")
+    ranks_late: Whole = Field(
+        default=0, description="ranks so far behind that rules over all ranks leave them out"
+    )
+
+
 class StopView(Model):
     """How far a stop of this incarnation has come."""
 
@@ -120,6 +132,9 @@ class RunView(RunData):
         default=None, description="the loss of that step, or the last before it"
     )
     ranks: Many[RankView] = Field(default=(), description="each rank, as last heard of")
+    telemetry: TelemetryCounts | None = Field(
+        default=None, description="what is missing of the records, and of the ranks"
+    )
     rules: Mapped[RuleStatus] = Field(
         default_factory=dict, description="rule instance -> how it stands"
     )

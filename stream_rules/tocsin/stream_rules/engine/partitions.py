@@ -154,7 +154,7 @@ class PartitionEngine:
         state = self._partitions.get(partition)
         return state is not None and key.decode(errors="replace") in state.runs
 
-    def of_another_log(self, run_id: str, record: Record) -> RunEngine | None:
+    def stale_run(self, run_id: str, record: Record) -> RunEngine | None:
         """The record's run, if its state was made of another log than the record is in."""
         state = self._partitions.get(record.partition.number)
         run = None if state is None else state.runs.get(run_id)
@@ -179,7 +179,7 @@ class PartitionEngine:
         return next((run for _, _, run in self.runs() if run.state.run_id == run_id), None)
 
     def call_under_way(self) -> Moment | None:
-        """That of the call into a rule that has not returned. From any thread."""
+        """The moment of the call into a rule that has not returned, if there is one. Any thread."""
         return next((call for _, _, run in self.runs() if (call := run.call_under_way())), None)
 
     def abandon(self, call: Moment, software: str) -> tuple[int, Snapshot] | None:

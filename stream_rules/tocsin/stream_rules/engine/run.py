@@ -417,7 +417,7 @@ class RunEngine:
         return saved
 
     def call_under_way(self) -> Moment | None:
-        """That of the call into a rule that has not returned. From any thread."""
+        """The moment of the call into a rule that has not returned, if there is one. Any thread."""
         return next((one.in_call for one in self.instances if one.in_call is not None), None)
 
     def abandon(self, *, next_offset: int, clock_ms: int, software: str) -> Snapshot:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from tocsin.schemas.records.run_view import RankView, RunState, RunView
+from tocsin.schemas.records import run_view as records
+from tocsin.schemas.records.run_view import RankView, RunView, TelemetryCounts
 from tocsin.schemas.records.runs import CaptureFigures
 from tocsin.stream_rules.engine.run import Earlier, RunEngine
+from tocsin.stream_rules.engine.run_state import RunState
+from tocsin.stream_rules.reading.sharded_norms import WAITING
 
 
 def run_view(run: RunEngine | Earlier, *, next_offset: int) -> RunView:
     """The run as it is after the telemetry below `next_offset`."""
     state = run.state
-    kind: RunState = "ended" if state.ended else "lost" if state.lost else "running"
+    kind: records.RunState = "ended" if state.ended else "lost" if state.lost else "running"
     stopped = state.outcome in ("stopped", "interrupted")
     ranks = sorted(state.ranks.items())
     return RunView(
@@ -39,6 +42,7 @@ def run_view(run: RunEngine | Earlier, *, next_offset: int) -> RunView:
             )
             for number, rank in ranks
         ),
+        telemetry=_telemetry(state),
         rules={
             instance.spec.name: instance.status(ended=state.ended, stopped=stopped)
             for instance in run.instances
@@ -53,4 +57,19 @@ def run_view(run: RunEngine | Earlier, *, next_offset: int) -> RunView:
         goodput=state.accounts,
         outlook=state.outlook,
         next_offset=next_offset,
+    )
+
+
+def _telemetry(state: RunState) -> TelemetryCounts:
+    furthest = state.last_step or 0
+    late = sum(
+        rank.outcome is None and rank.last_step is not None and rank.last_step < furthest - WAITING
+        for rank in state.ranks.values()
+    )
+    return TelemetryCounts(
+        records_missing=state.missing,
+        records_repeated=state.duplicates,
+        records_late=state.late,
+        ranks_missing=max(0, state.world_size - len(state.ranks)) if state.ranks else 0,
+        ranks_late=late,
     )

@@ -14,7 +14,7 @@ from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.errors import MalformedRecord, RecordError, UnknownRecord
 from tocsin.schemas.ids import issue_id
 from tocsin.schemas.records.frames import Mode
-from tocsin.schemas.records.run_view import RunView
+from tocsin.schemas.records.run_view import RunView, TelemetryCounts
 from tocsin.schemas.records.stops.commands import (
     StopAcknowledged,
     StopExited,
@@ -428,3 +428,19 @@ def test_rules_that_need_a_start_stay_as_they_are() -> None:
     assert (by_name["a"].rule, by_name["a"].custom) == (mine.rule, True)
     assert not {"b", "nonfinite"} & set(by_name)
     assert ({spec.name for spec in same}, nothing) == ({spec.name for spec in running}, ())
+
+
+def test_a_view_counts_what_is_missing_of_its_records_and_ranks() -> None:
+    run = RunBuilder("made", world_size=5)
+    for rank in range(4):
+        run.started(rank=rank)
+    run.steps(range(100), rank=0, loss=1.0)
+    run.steps(range(30), rank=1, loss=1.0)
+    run.steps(range(100), rank=2, loss=1.0)
+    run.lose(rank=2, records=3)
+    run.steps(range(100, 102), rank=2, loss=1.0)
+    run.again(run.records[-1])
+
+    assert view_of(run).telemetry == TelemetryCounts(
+        records_missing=3, records_repeated=1, ranks_missing=1, ranks_late=1
+    )

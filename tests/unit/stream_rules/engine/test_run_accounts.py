@@ -5,7 +5,7 @@ from __future__ import annotations
 from tocsin.runtime import metrics as names
 from tocsin.runtime.prometheus_metrics import PrometheusMetrics
 from tocsin.schemas.records.goodput import Goodput, Outlook
-from tocsin.schemas.records.run_view import RunView
+from tocsin.schemas.records.run_view import RankView, RunView, TelemetryCounts
 from tocsin.stream_rules.engine.run_accounts import RunAccounts
 
 
@@ -58,3 +58,21 @@ def test_what_a_stop_has_saved_counts_once_for_each_incarnation() -> None:
     accounts.apply(1, view("b", incarnation="i2"))
     accounts.apply(1, view("b", incarnation="i2", ended=True))
     assert saved(metrics) == 16
+
+
+def test_the_ranks_of_runs_that_run_by_state() -> None:
+    metrics = PrometheusMetrics()
+    accounts = RunAccounts(metrics)
+    ranks = tuple(RankView(rank=number, last_heard_ms=1, ended=number == 3) for number in range(4))
+    counts = TelemetryCounts(ranks_late=1, ranks_missing=2)
+    seen = view("a").model_copy(update={"ranks": ranks, "telemetry": counts})
+    accounts.apply(1, seen)
+    accounts.apply(2, seen.model_copy(update={"run_id": "b", "state": "lost"}))
+
+    def by_state() -> list[float]:
+        accounts.publish()
+        return [metrics.value(names.RANKS, state=state) for state in ("heard", "late", "missing")]
+
+    assert by_state() == [2, 1, 2]
+    accounts.release({1})
+    assert by_state() == [0, 0, 0]
