@@ -25,7 +25,7 @@ from tocsin.bus.port import (
 from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.offsets import Offsets, Positions
-from tocsin.runtime.restore import read_whole
+from tocsin.runtime.restore import Restored, read_whole
 from tocsin.runtime.service import Service
 from tocsin.runtime.standby import Standby
 from tocsin.schemas.topics import ALL_RUNS, Topics, telemetry_partition
@@ -236,10 +236,13 @@ class Wiring:
     def _restored_of(self, numbers: Collection[int]) -> list[Partition]:
         return [Partition(topic, number) for topic in self._service.restores for number in numbers]
 
-    async def restore_partitions(self, partitions: Collection[Partition]) -> None:
+    async def restore_partitions(
+        self, partitions: Collection[Partition], lock: asyncio.Lock
+    ) -> None:
         """Restore the state of input partitions, unless ours is what was written last.
 
-        One reader for all of them: on Kafka each costs a connection.
+        One reader for all of them: on Kafka each costs a connection. The worker's lock is not held
+        while it reads: timers and checkpoints of the partitions that stayed go on.
 
         Raises:
             BusUnavailable: those that are not restored are not ours then.
@@ -249,23 +252,63 @@ class Wiring:
             # The port says that partitions are assigned within `poll`.
             raise BusUnavailable("partitions were assigned before there was a consumer")
         started = time.perf_counter()
-        numbers = sorted({p.number for p in partitions})
-        self._restoring = frozenset(numbers)
+        self._restoring = frozenset(p.number for p in partitions)
         try:
-            fresh: dict[int, Offsets] = {}
-            ends = await consumer.ends([*partitions, *self._restored_of(numbers)])
-            for number in numbers:
-                mine = [p for p in partitions if p.number == number]
-                committed = {p.topic: await self._committed(consumer, p, ends[p]) for p in mine}
-                unwritten = all(
-                    ends[p] == self._parked_ends.pop(p, None) for p in self._restored_of([number])
-                )
-                if not self._positions.unpark_if_unchanged(number, committed, unwritten=unwritten):
-                    fresh[number] = committed
-            if fresh:
-                await self._restore(consumer, fresh, started)
+            async with lock:
+                fresh = await self._unpark(consumer, partitions)
+            if not fresh:
+                return
+            followed = {p: number for number in fresh for p in self._service.follows(number)}
+            whole = {p: p.number for p in self._restored_of(fresh)}
+            read = await self._read_states(whole | followed)
+            async with lock:
+                self._following.update({p: read.ends[p] for p in followed})
+                await self._start_partitions(consumer, fresh)
         finally:
             self._restoring = frozenset()
+        name, took_s = self._service.name, time.perf_counter() - started
+        self._metrics.add(names.RESTORES, len(fresh), service=name)
+        self._metrics.add(names.RESTORE_SECONDS, took_s, service=name)
+        self._metrics.add(names.RESTORE_RECORDS, read.read, service=name)
+
+    async def _unpark(
+        self, consumer: Consumer, partitions: Collection[Partition]
+    ) -> Mapping[int, Offsets]:
+        """Take back what is as we left it. What was committed of the rest, by number."""
+        fresh: dict[int, Offsets] = {}
+        numbers = sorted({p.number for p in partitions})
+        ends = await consumer.ends([*partitions, *self._restored_of(numbers)])
+        for number in numbers:
+            mine = [p for p in partitions if p.number == number]
+            committed = {p.topic: await self._committed(consumer, p, ends[p]) for p in mine}
+            unwritten = all(
+                ends[p] == self._parked_ends.pop(p, None) for p in self._restored_of([number])
+            )
+            if not self._positions.unpark_if_unchanged(number, committed, unwritten=unwritten):
+                fresh[number] = committed
+        if fresh:
+            await self._owner.in_thread(self._service.release, frozenset(fresh))
+        return fresh
+
+    async def _read_states(self, belongs: Mapping[Partition, int]) -> Restored:
+        async def sink(records: Sequence[Record]) -> None:
+            rows: dict[int, list[Record]] = {}
+            for record in self._ours(records):
+                rows.setdefault(belongs[record.partition], []).append(record)
+            for number, row in rows.items():
+                await self._owner.in_thread(self._service.restore, number, row)
+
+        ahead = {} if self._standby is None else self._standby.pop(belongs)
+        return await read_whole(self._bus, list(belongs), sink, ahead=ahead)
+
+    async def _start_partitions(self, consumer: Consumer, fresh: Mapping[int, Offsets]) -> None:
+        restored, first = self._service.restored, self._service.inputs[0]
+        for number, committed in fresh.items():
+            await self._owner.in_thread(restored, number, committed.get(first))
+            for topic, offset in committed.items():
+                if offset is None and self._start is not None:
+                    await consumer.seek(Partition(topic, number), self._start)
+            self._positions.start(number, committed)
 
     async def _committed(self, consumer: Consumer, partition: Partition, end: int) -> int | None:
         """Where the group goes on in an input partition; None: where its log begins."""
@@ -290,36 +333,6 @@ class Wiring:
         )
         await consumer.seek(partition, EARLIEST)
         return None
-
-    async def _restore(
-        self, consumer: Consumer, fresh: Mapping[int, Offsets], started: float
-    ) -> None:
-        service = self._service
-        await self._owner.in_thread(service.release, frozenset(fresh))
-        followed = {p: number for number in fresh for p in service.follows(number)}
-        whole = {Partition(topic, number): number for topic in service.restores for number in fresh}
-        belongs = whole | followed
-
-        async def sink(records: Sequence[Record]) -> None:
-            rows: dict[int, list[Record]] = {}
-            for record in self._ours(records):
-                rows.setdefault(belongs[record.partition], []).append(record)
-            for number, row in rows.items():
-                await self._owner.in_thread(service.restore, number, row)
-
-        ahead = {} if self._standby is None else self._standby.pop(belongs)
-        whole_read = await read_whole(self._bus, list(belongs), sink, ahead=ahead)
-        self._following.update({p: whole_read.ends[p] for p in followed})
-        for number, committed in fresh.items():
-            await self._owner.in_thread(service.restored, number, committed.get(service.inputs[0]))
-            for topic, offset in committed.items():
-                if offset is None and self._start is not None:
-                    await consumer.seek(Partition(topic, number), self._start)
-            self._positions.start(number, committed)
-        took_s = time.perf_counter() - started
-        self._metrics.add(names.RESTORES, len(fresh), service=service.name)
-        self._metrics.add(names.RESTORE_SECONDS, took_s, service=service.name)
-        self._metrics.add(names.RESTORE_RECORDS, whole_read.read, service=service.name)
 
     async def follow(self) -> None:
         """Follow what the owned partitions need, each from where it was. Raises BusUnavailable."""

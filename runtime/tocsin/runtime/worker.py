@@ -4,7 +4,8 @@ A checkpoint is: outputs acknowledged, then snapshots acknowledged, then offsets
 service says of records that are read again has the same ids; a state says which offset it covers.
 
 One task drives; polls run beside it. The lock is held while records are applied, while a checkpoint
-is made and while partitions come and go; never across a poll, within which they come and go.
+is made and while partitions come and go; never across a poll, within which they come and go, nor
+while their states are read.
 """
 
 from __future__ import annotations
@@ -435,21 +436,22 @@ class Worker:
     async def on_assigned(self, partitions: frozenset[Partition]) -> None:
         """Called when partitions are owned; none of their records is read before this returns.
         Never raises BusUnavailable into the bus."""
-        async with self._lock:
-            try:
-                gone = self._positions.unpark({p.number for p in partitions})
+        numbers = {p.number for p in partitions}
+        try:
+            async with self._lock:
+                gone = self._positions.unpark(numbers)
                 await self.in_thread(self._service.release, gone)
-                await self._wiring.restore_partitions(partitions)
+            await self._wiring.restore_partitions(partitions, self._lock)
+            async with self._lock:
                 await self._wiring.follow()
-            except BusUnavailable as error:
-                self._complain(names.BUS_AWAY, "partitions not restored, joining again", error)
-                self._rejoin = True
-            except asyncio.CancelledError:
-                # They are revoked again: of those that were not restored there is half a state.
-                numbers = {p.number for p in partitions} - self._positions.kept()
-                await self.in_thread(self._service.release, numbers)
-                raise
-            self._count_partitions()
+        except BusUnavailable as error:
+            self._complain(names.BUS_AWAY, "partitions not restored, joining again", error)
+            self._rejoin = True
+        except asyncio.CancelledError:
+            # They are revoked again: of those that were not restored there is half a state.
+            await self.in_thread(self._service.release, numbers - self._positions.kept())
+            raise
+        self._count_partitions()
         self._nudged.set()
 
     async def _leave(self) -> None:

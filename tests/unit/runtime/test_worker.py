@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,7 @@ from tocsin.bus.port import (
 from tocsin.runtime import metrics as names
 from tocsin.runtime.dead_letters import DeadLetterLimits, TooManyDeadLetters
 from tocsin.runtime.prometheus_metrics import PrometheusMetrics
+from tocsin.runtime.restore import Restored, read_whole
 from tocsin.runtime.service import Poison, Tick
 from tocsin.runtime.testing import FakeClock
 from tocsin.runtime.unacknowledged import Unacknowledged
@@ -511,6 +513,35 @@ async def test_a_partition_that_comes_back_is_restored_again_if_its_states_were_
 
     assert len([one for one in service.restored_at if one[0] == number]) == 1 + written
     assert (held == 5) == written
+
+
+async def test_timers_go_on_while_another_partition_is_restored(
+    bus: EmbeddedBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = FoldService(TOPICS)
+    stays, comes = (Partition(TOPICS.telemetry, telemetry_partition(f"run-{n}")) for n in (1, 2))
+    assert stays != comes
+    reading, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def read_slowly(*arguments: Any, **options: Any) -> Restored:
+        reading.set()
+        await goes_on.wait()
+        return await read_whole(*arguments, **options)
+
+    async with running(worker := make(bus, service)):
+        await worker.ready.wait()
+        await worker.on_revoked(frozenset({comes}))
+        await worker.on_assigned(frozenset({stays}))
+        monkeypatch.setattr("tocsin.runtime.bus_io.read_whole", read_slowly)
+        assigning = asyncio.create_task(worker.on_assigned(frozenset({comes})))
+        await reading.wait()
+        service.due_ms = 1
+        worker.nudge()
+        await until(lambda: service.due_ms is None, SOON_S, "a timer fires")
+        assert comes.number not in service.ticks[-1].owned
+        goes_on.set()
+        await assigning
+        assert comes.number in worker._positions.numbers()
 
 
 async def test_of_a_restore_that_is_cut_off_nothing_is_left(bus: EmbeddedBus) -> None:
