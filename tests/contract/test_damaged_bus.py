@@ -114,6 +114,34 @@ async def test_a_file_damaged_while_nobody_looked_is_set_aside(
     assert content(path.with_name("bus.db.damaged-1")) == damaged
 
 
+@pytest.mark.parametrize("bit", [0, 7])
+async def test_a_bit_that_is_flipped_within_a_record_costs_that_record(
+    world: World, path: Path, caplog: pytest.LogCaptureFixture, bit: int
+) -> None:
+    spec = world.spec(partitions=1)
+    (place,) = partitions(spec)
+    values = [b"%d" % number * 5_000 for number in range(3)]
+    async with EmbeddedBus(path) as bus:
+        await bus.init([spec])
+        await (await bus.producer()).publish([record(place, b"k", value) for value in values])
+    whole = bytearray(content(path))
+    whole[whole.index(values[1][:1_000]) + 500] ^= 1 << bit
+    put(path, bytes(whole))
+
+    async with EmbeddedBus(path) as bus:
+        reader = await bus.reader({place: EARLIEST})
+        assert [r.value for r in await collect(reader, 2)] == [values[0], values[2]]
+        assert await reader.position(place) == 3
+        await reader.seek(place, EARLIEST)
+        await collect(reader, 2)
+        await (await bus.producer()).publish([record(place, b"k", b"later")])
+        assert [r.value for r in await collect(reader, 1)] == [b"later"]
+
+    errors = [one.message for one in caplog.records if one.levelname == "ERROR"]
+    assert len(errors) == 1
+    assert f"record 1 of {spec.name} partition 0 is not what was written" in errors[0]
+
+
 def corrupt() -> sqlite3.DatabaseError:
     error = sqlite3.DatabaseError("database disk image is malformed")
     error.sqlite_errorname = "SQLITE_CORRUPT"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 import time
 import uuid
@@ -24,6 +25,8 @@ from tocsin.bus.port import (
     Record,
 )
 
+logger = logging.getLogger(__name__)
+
 LOOK_S: Final = 1.0
 """A reader whose doorbell works looks by itself this often anyway."""
 
@@ -31,6 +34,9 @@ LOOK_UNBELLED_S: Final = 0.25
 """And one without a doorbell this often: polling faster costs training time (5 ms polling: 1.15 %
 of a core).
 """
+
+MAX_DAMAGED: Final = 100
+"""So many damaged records a reader reports."""
 
 LEAVE_S: Final = 0.5
 """How long leaving a group may take; after that the others notice by the lease."""
@@ -50,6 +56,7 @@ class EmbeddedReader:
         self._positions: dict[Partition, int] = {}
         self._epoch = connection.epoch
         self._looked_s = float("-inf")
+        self._damaged: set[tuple[Partition, int]] = set()
         self._closed = False
 
     async def start(self, start: Mapping[Partition, From]) -> None:
@@ -153,6 +160,7 @@ class EmbeddedReader:
             self._start_over(epoch)
             return ()
         self._looked_s = time.monotonic()
+        self._report_damage(fetched.damaged)
         stale = set()
         for partition, (before, after) in fetched.moved.items():
             # A seek in the meantime wins.
@@ -166,6 +174,20 @@ class EmbeddedReader:
         if stale:
             return tuple(record for record in fetched.records if record.partition not in stale)
         return fetched.records
+
+    def _report_damage(self, places: Sequence[tuple[Partition, int]]) -> None:
+        for place in places:
+            if place not in self._damaged and len(self._damaged) < MAX_DAMAGED:
+                self._damaged.add(place)
+                (topic, number), offset = place
+                logger.error(
+                    "record %d of %s partition %d is not what was written: left out. The disk or "
+                    "the memory of this machine is at fault",
+                    offset,
+                    topic,
+                    number,
+                    extra={"action": "bus"},
+                )
 
     def _start_over(self, epoch: int) -> None:
         """Another file is there: offsets of the old one do not apply to it."""
