@@ -35,7 +35,7 @@ OUTSIDE = frozenset(
         "emitter.probes.activations.call_patches.Seer.called",
         "emitter.probes.activations.call_patches.Seer.traced",
         "emitter.stop.exit_points.check",
-        "emitter.hooks.checkpoint_writes.Saves._write",
+        "emitter.hooks.checkpoint_writes.CheckpointWrites._write",
         "emitter.hooks.loss_functions._is_fake",
         "emitter.training.session.Session.__init__",
         "emitter.training.session.Session._watch_the_end",

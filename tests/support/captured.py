@@ -110,7 +110,7 @@ def captured(folder: Path, **more: str) -> Iterator[state.Hooks]:
     hooks = torch_patches.hooks
     hooks.reset()
     with suppress(Exception):  # a planted fault
-        hooks.loads.drain()  # what tests before this one have loaded
+        hooks.checkpoint_reads.drain()  # what tests before this one have loaded
     hooks.asleep = hooks.forked = False
     current.isolation.reset()
     session = Session(environment(folder, **more), current.isolation)

@@ -19,8 +19,8 @@ from typing import Final, Protocol
 import torch
 from torch import nn
 
+from tocsin.emitter.capture.hook_probes import HookProbes
 from tocsin.emitter.capture.step_records import AT_ONCE, Draft, Reporter
-from tocsin.emitter.capture.surroundings import Surroundings
 from tocsin.emitter.model import discovery
 from tocsin.emitter.model.discovery import MAX_GROUPS
 from tocsin.emitter.model.optimizers import Optimizers, WatchedOptimizer
@@ -46,7 +46,7 @@ MAX_WAITING: Final = 1024
 small steps, where a loop never waits for it."""
 
 
-class QuickPath(Protocol):
+class FastPathControl(Protocol):
     """The fast path of the steps, as capture needs it."""
 
     until: int
@@ -75,8 +75,8 @@ class Capture:
         losses: LossBuffer,
         local: LocalGradients,
         clipped: ClippedNorms,
-        around: Surroundings,
-        quick: QuickPath,
+        hook_probes: HookProbes,
+        fast_path: FastPathControl,
         *,
         preferred: torch.optim.Optimizer | None = None,
         used: Collection[torch.optim.Optimizer] = (),
@@ -86,8 +86,8 @@ class Capture:
         self._losses = losses
         self._local = local
         self._clipped = clipped
-        self._around = around
-        self._quick: Final = quick
+        self._hook_probes = hook_probes
+        self._fast_path: Final = fast_path
         self.shared: list[Loss] = []
         """Losses that another optimizer has taken, for the one whose steps count."""
         self.optimizers: Final = Optimizers(first, preferred, used, model)
@@ -95,7 +95,7 @@ class Capture:
         self.schedule: Final = training.schedule
         training.is_evaluating = self._is_evaluating
         training.is_finite = self._weights_are_finite
-        self.probes: Final = around.probes
+        self.probes: Final = hook_probes.probes
         self._gradients: Final = GradientReader(self.schedule, self.optimizers)
         self._readings: dict[int, Reading] = {}
         self.waiting: Final[deque[Draft]] = deque()
@@ -115,7 +115,7 @@ class Capture:
                 "a very large heap), so activations and names are missing; try "
                 "tocsin.emitter.start().watch(model)",
             )
-        around.start(training, self.optimizers)
+        hook_probes.start(training, self.optimizers)
         probes = self.probes.all
         training.skipped_tensors = lambda: self._gradients.skipped + sum(p.skipped for p in probes)
 
@@ -182,7 +182,7 @@ class Capture:
         if not self.optimizers.counts(optimizer, watched, look=not quick):
             losses = self._losses.drain()
             self.shared = losses or self.shared
-            self._around.other_stepped(
+            self._hook_probes.other_stepped(
                 optimizer,
                 losses,
                 self.optimizers.modules,
@@ -235,7 +235,7 @@ class Capture:
         if step_time is not None and step > 1:
             self.schedule.stepped(step_time, isolation.seconds)
         until = self.quiet_until(step + 1)
-        self._quick.allow(self, optimizer, until, nonfinite=self._reporter.nonfinite_streak > 0)
+        self._fast_path.allow(self, optimizer, until, nonfinite=self._reporter.nonfinite_streak > 0)
         return step
 
     def held_back(self, optimizer: torch.optim.Optimizer, timeout_s: float) -> None:
@@ -335,7 +335,7 @@ class Capture:
     def _scalars(
         self, optimizer: torch.optim.Optimizer, step_time: float | None
     ) -> tuple[list[str], list[float]]:
-        columns, values = self._around.phases.drain()
+        columns, values = self._hook_probes.phases.drain()
         if step_time is None:
             columns, values = [], []  # of the first step only the end was seen
         else:
@@ -352,12 +352,12 @@ class Capture:
     def scaler_updated(self, scaler: object, *, made_step: bool) -> None:
         """GradScaler.update: without an optimizer step before it, the step was skipped."""
         if self._scaler.updated(scaler, made_step=made_step):
-            self._quick.until = 0
+            self._fast_path.until = 0
             self._drop_step()
 
     def batch_skipped(self) -> None:
         """The loop has thrown away the gradients of what it computed since the last step."""
-        self._quick.until = 0
+        self._fast_path.until = 0
         self._drop_step(by_loop=True)
 
     def bad_loss(self, loss: object) -> None:
@@ -412,6 +412,6 @@ class Capture:
         while self.waiting and self.waiting[0].ready:
             self.training.isolation.run("report", self._reporter.finish, self.waiting.popleft())
             if self._reporter.nonfinite_streak:
-                self._quick.refuse()
+                self._fast_path.refuse()
         while len(self.waiting) > MAX_WAITING:
             self.waiting.popleft()

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, SupportsFloat
 from tocsin.schemas.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tocsin.emitter.capture.surroundings import Surroundings
+    from tocsin.emitter.capture.hook_probes import HookProbes
     from tocsin.emitter.probes.inputs.named_data import NamedData
     from tocsin.emitter.probes.losses import Loss
     from tocsin.emitter.training.training import Training
 
 
-def watching() -> Surroundings | None:
+def watching() -> HookProbes | None:
     """Where such things go in a process that has imported torch; None in others."""
     torch_hooks = sys.modules.get("tocsin.emitter.hooks.torch_patches")
-    found: Surroundings | None = None if torch_hooks is None else torch_hooks.hooks.around
+    found: HookProbes | None = None if torch_hooks is None else torch_hooks.hooks.hook_probes
     return found
 
 
@@ -60,20 +60,20 @@ def check_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
     return found
 
 
-def add_loss(around: Surroundings, training: Training | None, name: str, number: Loss) -> None:
+def add_loss(hook_probes: HookProbes, training: Training | None, name: str, number: Loss) -> None:
     """Keep it for the step in progress; in an evaluation send it, as of the last step."""
     last = None if training is None else training.last_step
     if training is None or last is None or not training.is_evaluating():
-        around.named.add(name, number)
+        hook_probes.named.add(name, number)
         return
-    around.named.send(training, training.next_step, "train")
-    around.named.add(name, number)
-    around.named.send(training, last, "eval")
+    hook_probes.named.send(training, training.next_step, "train")
+    hook_probes.named.add(name, number)
+    hook_probes.named.send(training, last, "eval")
 
 
-def sample(around: Surroundings, training: Training | None, data: NamedData) -> None:
+def sample(hook_probes: HookProbes, training: Training | None, data: NamedData) -> None:
     """Look at these tensors, if it is time to."""
     if training is None or not training.is_evaluating():
-        around.data.named("train", data)
+        hook_probes.data.named("train", data)
     elif "predict" not in training.phases:
-        around.data.named("eval", data)
+        hook_probes.data.named("eval", data)

@@ -26,7 +26,7 @@ MOST_OF_FOLDER: Final = 4
 _LONGEST: Final = 4096
 
 
-class Loads:
+class CheckpointReads:
     """Notices what this process loads."""
 
     def __init__(self, loop: LoopState) -> None:

@@ -94,7 +94,7 @@ FUNCTIONS: Final[tuple[tuple[str, str, Target], ...]] = (
 )
 
 
-class Saves:
+class CheckpointWrites:
     """Notices what this process saves."""
 
     def __init__(self, loop: LoopState) -> None:
@@ -157,13 +157,13 @@ class Saves:
                 isolation.run("checkpoints", saving.writes.end)
             ended = time.perf_counter()
             self._inside.now = False
-            if self._loop.around.on_its_thread:
-                isolation.run("phases", self._loop.around.phases.wrote, began, ended)
+            if self._loop.hook_probes.on_its_thread:
+                isolation.run("phases", self._loop.hook_probes.phases.wrote, began, ended)
             isolation.run("checkpoints", training.phase, "checkpoint", "end", ended - began)
         written = isolation.run("checkpoints", target, args, kwargs, result)
         # Of a write that ends later, too: the weights may be others by then.
         finite = isolation.run("checkpoints", capture.is_finite, step)
-        wrote = self._loop.around.checkpoints.wrote
+        wrote = self._loop.hook_probes.checkpoints.wrote
         later = getattr(result, "upload_completion", result)
         if not isinstance(later, Future):
             isolation.run("checkpoints", saving.writes.end, _name(written))

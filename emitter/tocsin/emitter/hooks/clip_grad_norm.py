@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def install(hooks: Hooks) -> None:
     """Put the hook into torch."""
-    module, passed = torch.nn.utils.clip_grad, hooks.quick.passed
+    module, passed = torch.nn.utils.clip_grad, hooks.fast_path.passed
     original = module.clip_grad_norm_
 
     @functools.wraps(original)

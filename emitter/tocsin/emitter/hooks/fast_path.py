@@ -6,7 +6,7 @@ the main optimizer goes through here: with one loss, several or none, clipped as
 under a GradScaler or not. It sends what the long way would, the loss of a GPU once it has come.
 Steps of other optimizers are spared the look at their gradients. Whatever is not quite usual goes
 the long way: a closure, a number that is not finite, a nested step, one at which a GPU is timed.
-What goes on around the steps, such as the checks of the source, is done behind a quick step as
+What goes on around the steps, such as the checks of the source, is done behind such a step as
 behind any other.
 
 Called outside of `Isolation`, and isolated by itself: see `tocsin.emitter.hooks.torch_patches`.
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tocsin.emitter.probes.losses import Loss
 
 
-class QuickSteps:
+class FastPath:
     """Steps at which nothing is due. `until` is the first step that is not one of them."""
 
     def __init__(self, loop: LoopState) -> None:
@@ -64,7 +64,7 @@ class QuickSteps:
         self._optimizer: weakref.ref[torch.optim.Optimizer] | None = None
         self._capture: Capture | None = None
         self._now: weakref.ref[torch.optim.Optimizer] | None = None
-        """The optimizer whose quick step is under way."""
+        """The optimizer whose step on the fast path is under way."""
         self._usual: tuple[str, ...] = ()
         self._rated: tuple[str, ...] = ()
         self._columns: dict[tuple[int, bool, int], tuple[str, ...]] = {}
@@ -86,7 +86,7 @@ class QuickSteps:
         if self._optimizer is None or self._optimizer() is not optimizer:
             self._optimizer = weakref.ref(optimizer)
         self._capture = capture
-        groups, usual = len(optimizer.param_groups), self._loop.around.phases.usual_columns
+        groups, usual = len(optimizer.param_groups), self._loop.hook_probes.phases.usual_columns
         if groups != self._groups or usual != self._usual:
             self._groups, self._usual = groups, usual
             self._rated = tuple(f"lr.{i}" for i in range(groups))
@@ -132,17 +132,17 @@ class QuickSteps:
         loop.scaled = None
         if loop.cleared.had:
             loop.find_skipped()
-        around, held = loop.around, loop.losses.held
-        if around.loaders.undecided:
-            around.loaders.backward()
-        around.checks.backward(tensors)
+        hook_probes, held = loop.hook_probes, loop.losses.held
+        if hook_probes.loaders.undecided:
+            hook_probes.loaders.backward()
+        hook_probes.checks.backward(tensors)
         # Last: if anything fails before, the long way counts it.
         if len(held) < MAX_LOSSES:
             held.append(number)
         loop.backwards += 1
         training.activity += 1
         ended = perf_counter()
-        around.phases.backward_begins(ended)
+        hook_probes.phases.backward_begins(ended)
         lasted = ended - began
         loop.isolation.seconds += lasted if lasted < BRIEF_S else BRIEF_S
         return True
@@ -151,7 +151,7 @@ class QuickSteps:
         """In front of a step with so many arguments; whether it is quick."""
         capture, loop = self._capture, self._loop
         if self._now is not None:
-            # Inside of a quick step of another optimizer, which is the one that counts; or that one
+            # Inside of a fast step of another optimizer, which is the one that counts; or that one
             # has raised, which the long way finds out.
             outer, self._now, self.until = self._now(), None, 0
             if outer is not None:
@@ -160,11 +160,11 @@ class QuickSteps:
         if capture is None or capture.training.next_step >= self.until:
             return False
         began = perf_counter()
-        around = loop.around
+        hook_probes = loop.hook_probes
         if (
             given > 1
             or loop.stepping
-            or around.thread != get_ident()
+            or hook_probes.thread != get_ident()
             or getattr(optimizer, "found_inf", None) is not None
         ):
             return False
@@ -180,7 +180,7 @@ class QuickSteps:
         else:
             return False
         ended = perf_counter()
-        around.phases.step_begins(ended)
+        hook_probes.phases.step_begins(ended)
         lasted = ended - began
         loop.isolation.seconds += lasted if lasted < BRIEF_S else BRIEF_S
         return True
@@ -190,7 +190,7 @@ class QuickSteps:
         loop, groups = self._loop, optimizer.param_groups
         held = loop.losses.held or capture.shared
         clipped = loop.clipped.any
-        if not loop.around.phases.is_usual(self._usual) or len(groups) != self._groups:
+        if not loop.hook_probes.phases.is_usual(self._usual) or len(groups) != self._groups:
             return False
         count = len(held)
         front: tuple[float, ...] = ()
@@ -237,8 +237,8 @@ class QuickSteps:
         if capture is None:
             return None
         now = perf_counter()
-        around, training = loop.around, capture.training
-        phases = around.phases
+        hook_probes, training = loop.hook_probes, capture.training
+        phases = hook_probes.phases
         loop.made_step = True
         if loop.backwards > loop.most_backwards:
             loop.most_backwards = loop.backwards
@@ -281,7 +281,7 @@ class QuickSteps:
         if capture.waiting:
             capture.poll()
             ended = perf_counter()
-        probes = around.probes
+        probes = hook_probes.probes
         if probes.wakes(step):
             training.step_at_us = at_us
             probes.stepped(training, step)

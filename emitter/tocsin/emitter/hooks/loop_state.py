@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from tocsin.emitter.capture.surroundings import Surroundings
+from tocsin.emitter.capture.hook_probes import HookProbes
 from tocsin.emitter.hooks.threads import OtherThreads
 from tocsin.emitter.model.cleared_gradients import Cleared
 from tocsin.emitter.model.gradient_thread import gradient_thread, leaves
@@ -37,7 +37,7 @@ class LoopState:
         self.local: Final = LocalGradients()
         self.clipped: Final = ClippedNorms()
         self.gradients: Final = gradient_thread
-        self.around: Final = Surroundings(self.isolation)
+        self.hook_probes: Final = HookProbes(self.isolation)
         self.threads: Final = OtherThreads()
         self.stepping: list[torch.optim.Optimizer] = []
         """Optimizers whose steps are under way."""

@@ -59,21 +59,21 @@ class Evaluation:
         if capture is None:
             return False
         evaluating = capture.training.is_evaluating()
-        self._hooks.around.checks.silent_loss(evaluating=evaluating)
+        self._hooks.hook_probes.checks.silent_loss(evaluating=evaluating)
         if not evaluating:
             return False
         now = time.perf_counter()
-        self._hooks.around.phases.evaluated(now, now)
+        self._hooks.hook_probes.phases.evaluated(now, now)
         # The compiler calls functions with tensors that hold nothing.
         loss = readable(value)
         if loss is not None and loss.numel() == 1:
             capture.training.activity += 1
-            here = threading.get_ident() == self._hooks.around.thread
+            here = threading.get_ident() == self._hooks.hook_probes.thread
             for probe in capture.probes.on_evaluation_loss:
                 run, call = self._hooks.isolation.run, probe.evaluation_loss
                 run(probe.name, call, name, loss, here=here)
                 if probe.reads <= capture.training.next_step:
-                    self._hooks.quick.until = 0
+                    self._hooks.fast_path.until = 0
         return True
 
     def on_function(
@@ -95,7 +95,7 @@ class Evaluation:
             return
         trains, training = torch.is_grad_enabled(), capture.training
         if trains != training.is_evaluating() and PREDICT not in training.phases:
-            self._hooks.around.data.cross_entropy(args, kwargs, "train" if trains else "eval")
+            self._hooks.hook_probes.data.cross_entropy(args, kwargs, "train" if trains else "eval")
 
     def install(self, *, late: bool = False) -> None:
         """Put the hooks into torch. Where that is late, a function that the program has kept stays
@@ -134,8 +134,12 @@ class Evaluation:
     def _function(self, name: str) -> None:
         original: Callable[..., object] = getattr(torch.nn.functional, name)
         hooks = self._hooks
-        data, checks, classes = hooks.around.data, hooks.around.checks, name == "cross_entropy"
-        passed = hooks.quick.passed
+        data, checks, classes = (
+            hooks.hook_probes.data,
+            hooks.hook_probes.checks,
+            name == "cross_entropy",
+        )
+        passed = hooks.fast_path.passed
 
         @functools.wraps(original)
         def call(*args: object, **kwargs: object) -> object:

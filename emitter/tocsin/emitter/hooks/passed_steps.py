@@ -55,7 +55,7 @@ class PassedSteps:
 
     def __init__(self, loop: LoopState) -> None:
         self._loop: Final = loop
-        self._named: Final = loop.around.named
+        self._named: Final = loop.hook_probes.named
         self.reset()
 
     def reset(self) -> None:
@@ -83,9 +83,9 @@ class PassedSteps:
         if not FROM <= step < following:
             return
         loop = self._loop
-        around = loop.around
-        until = min(until, following, around.probes.next_wake)
-        if step >= until or loop.threads.any or not around.on_its_thread:
+        hook_probes = loop.hook_probes
+        until = min(until, following, hook_probes.probes.next_wake)
+        if step >= until or loop.threads.any or not hook_probes.on_its_thread:
             return
         self._first, self._until = step, until
         if self._ours() is not optimizer:
@@ -93,7 +93,7 @@ class PassedSteps:
         if self._capture is not capture:
             self._capture, self._training = capture, capture.training
             self._waiting = capture.waiting
-            around.phases.resumes = self.end
+            hook_probes.phases.resumes = self.end
         self._rank = exit_points.listening()
         root = capture.optimizers.root
         if self._root() is not root:
@@ -110,7 +110,7 @@ class PassedSteps:
         self._by_s = self._began_s + LONGEST_S
         self.inside = 0
         self.on = True
-        self.quiet = not (around.data.due or around.checks.losses.due)
+        self.quiet = not (hook_probes.data.due or hook_probes.checks.losses.due)
 
     # -- what the hooks see, while it is on ------------------------------------------------------
 
@@ -156,7 +156,7 @@ class PassedSteps:
             if self._waiting and self._capture is not None:
                 self._capture.poll()  # what a GPU says of the step that was looked at last
             if step >= self._named.wakes:
-                self._loop.around.send_named(training, step)
+                self._loop.hook_probes.send_named(training, step)
             if step + 1 >= self._until or now >= self._by_s:
                 self.end()
         rank = self._rank
@@ -179,7 +179,7 @@ class PassedSteps:
         if capture is not None:
             capture.settled(now)
             capture.passed(1, now)
-        loop.around.phases.starts_anew(now)
+        loop.hook_probes.phases.starts_anew(now)
 
     def batch(self) -> bool:
         """A data loader has given a batch; whether that is passed over."""
@@ -210,7 +210,7 @@ class PassedSteps:
         capture.training.passed_together(self._ended_s - self._began_s)
         loop.isolation.stepped(steps)
         loop.cleared.had = False
-        loop.around.phases.starts_anew(self._ended_s)
+        loop.hook_probes.phases.starts_anew(self._ended_s)
 
 
 def _none() -> None:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from tocsin.emitter.hooks.checkpoint_reads import Loads
-from tocsin.emitter.hooks.checkpoint_writes import Saves
-from tocsin.emitter.hooks.fast_path import QuickSteps
+from tocsin.emitter.hooks.checkpoint_reads import CheckpointReads
+from tocsin.emitter.hooks.checkpoint_writes import CheckpointWrites
+from tocsin.emitter.hooks.fast_path import FastPath
 from tocsin.emitter.hooks.framework_plans import plan_of_framework
 from tocsin.emitter.hooks.loop_state import LoopState
 from tocsin.emitter.hooks.uncompiled import leave_uncompiled
@@ -60,9 +60,9 @@ class Hooks(LoopState):
         self.asleep = False
         """True for good in a process that is not to be captured."""
         self.forked = False
-        self.quick: Final = QuickSteps(self)
-        self.saves: Final = Saves(self)
-        self.loads: Final = Loads(self)
+        self.fast_path: Final = FastPath(self)
+        self.checkpoint_writes: Final = CheckpointWrites(self)
+        self.checkpoint_reads: Final = CheckpointReads(self)
         self.used: Final[weakref.WeakSet[torch.optim.Optimizer]] = weakref.WeakSet()
         """Optimizers of trainings that are over, as far as they are alive."""
 
@@ -87,20 +87,20 @@ class Hooks(LoopState):
             self.losses,
             self.local,
             self.clipped,
-            self.around,
-            self.quick,
+            self.hook_probes,
+            self.fast_path,
             preferred=self.preferred and self.preferred(),
             used=self.used,
             model=self.model and self.model(),
         )
         self.capture = capture
-        self.isolation.run("checkpoints", self.saves.follow_frameworks)
+        self.isolation.run("checkpoints", self.checkpoint_writes.follow_frameworks)
         self.isolation.run("compiler", leave_uncompiled)
         session.before_end = capture.close
         shape = shape_of(capture.optimizers, self.isolation)
         # Whoever learns from a data loader has its environment to evaluate in.
-        acts = capture.optimizers.environment and not self.around.loaders.is_read
-        session.announce({**shape, "loaded": self.loads.drain(), "environment": acts})
+        acts = capture.optimizers.environment and not self.hook_probes.loaders.is_read
+        session.announce({**shape, "loaded": self.checkpoint_reads.drain(), "environment": acts})
         self.isolation.run("plan", plan_of_framework, capture.training)
         if capture.training.identity.world_size > 1:
             for parameter in capture.parameters():
@@ -113,7 +113,7 @@ class Hooks(LoopState):
         capture = self.capture
         if capture is not None and capture.optimizers.root is not model:
             capture.optimizers.use_model(model)
-            self.around.checks.start(capture.training, capture.optimizers)
+            self.hook_probes.checks.start(capture.training, capture.optimizers)
 
     def _may_train(self) -> bool:
         """Whether a training of this process, which is none of several ranks, is the job's."""
@@ -157,10 +157,10 @@ class Hooks(LoopState):
         self.stepping.clear()
         self.losses.clear()
         self.cleared.reset()
-        self.quick.reset()
+        self.fast_path.reset()
         self.local.reset()
         self.clipped.reset()
-        self.around.reset()
+        self.hook_probes.reset()
         self.threads.reset()
         self.gradients.reset()
 
@@ -182,13 +182,13 @@ class Hooks(LoopState):
     def before_step(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         """In front of `Optimizer.step`."""
         capture = self.capture
-        if capture is not None and not self.around.on_its_thread:
+        if capture is not None and not self.hook_probes.on_its_thread:
             here = self.threads.step(optimizer, capture.optimizers)
             if here is None:
                 unwatched.report("thread", os.environ)
                 return
             if here:
-                self.around.moved()
+                self.hook_probes.moved()
                 self.threads.moved()
         if self.stepping and _running(self.stepping[-1]) <= (self.stepping[-1] is optimizer):
             self.stepping.clear()  # a step that raised has had no end
@@ -206,7 +206,7 @@ class Hooks(LoopState):
             self.isolation.run("updates", capture.updating, optimizer)
             if not (closure or _changes_gradients(optimizer)):
                 self.isolation.run("gradients", capture.gradients, optimizer)
-            self.around.phases.step_begins(perf_counter())
+            self.hook_probes.phases.step_begins(perf_counter())
 
     def after_step(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> bool:
         """Called after `Optimizer.step`. Whether the training has made a step."""
@@ -217,7 +217,7 @@ class Hooks(LoopState):
             pass
         if self.stepping:
             return False  # inside the step of another optimizer, which is the one that counts
-        self.around.phases.step_ends(perf_counter())
+        self.hook_probes.phases.step_ends(perf_counter())
         if closure or _changes_gradients(optimizer):
             # They were computed, or became what was used, in the middle of the step.
             self.isolation.run("gradients", capture.gradients, optimizer)
@@ -226,15 +226,15 @@ class Hooks(LoopState):
         self.most_backwards = max(self.most_backwards, self.backwards)
         backward, self.backwards = self.backwards > 0, 0
         made = capture.stepped(optimizer, backward=backward) is not None
-        if not self.around.on_its_thread:
+        if not self.hook_probes.on_its_thread:
             self.threads.stepped(optimizer)
         # What we have done up to now is of no phase.
-        self.around.phases.step_ends(perf_counter())
+        self.hook_probes.phases.step_ends(perf_counter())
         return made
 
     def on_backward(self, tensors: object) -> None:
         """In front of a backward call."""
-        if self.threads.any and self.threads.train_here(self.around.thread):
+        if self.threads.any and self.threads.train_here(self.hook_probes.thread):
             return
         scaled, self.scaled = self.scaled, None
         unscaled = scaled[1] if scaled is not None and scaled[0] == id(only(tensors)) else None
@@ -254,21 +254,21 @@ class Hooks(LoopState):
         if self.capture is None:
             self._check_for_steps()
         activations.due = False
-        self.around.loaders.backward()
+        self.hook_probes.loaders.backward()
         if reads and not self.stepping:
-            self.around.checks.backward(tensors)
+            self.hook_probes.checks.backward(tensors)
         if self.capture is not None:
             self.capture.training.activity += 1
-            self.around.phases.backward_begins(perf_counter())
+            self.hook_probes.phases.backward_begins(perf_counter())
 
     def backward_ended(self) -> None:
         """Called after a backward call."""
-        if self.threads.any and self.threads.train_here(self.around.thread):
+        if self.threads.any and self.threads.train_here(self.hook_probes.thread):
             return
         if not self.stepping and self.losses.held and self.gradients.here == get_ident():
             self.find_left()
         if self.capture is not None:
-            self.around.phases.backward_ends(perf_counter())
+            self.hook_probes.phases.backward_ends(perf_counter())
 
     def _check_for_steps(self) -> None:
         """Before the first step: report it where none of an optimizer seems to come."""
@@ -297,16 +297,16 @@ class Hooks(LoopState):
     def on_batch(self, iterator: object, batch: object, began: float, ended: float) -> bool:
         """Called after a data loader returned a batch. Whether it belongs to an evaluation."""
         evaluating = self.capture is not None and self.capture.training.is_evaluating()
-        self.around.batch(iterator, began, ended, evaluating=evaluating)
+        self.hook_probes.batch(iterator, began, ended, evaluating=evaluating)
         capture = self.capture
         if capture is not None:
             capture.training.activity += 1
-            if not self.around.on_its_thread:
+            if not self.hook_probes.on_its_thread:
                 return False  # somebody fetches ahead; the loop is left on its own thread
             if evaluating:
                 for probe in capture.probes.on_evaluation_batch:
                     self.isolation.run(probe.name, probe.evaluation_batch, batch)
-                    self.quick.until = 0
+                    self.fast_path.until = 0
                 return True
             for probe in capture.probes.on_batch:
                 self.isolation.run(probe.name, probe.batch, batch, capture.training.next_step)
@@ -314,11 +314,11 @@ class Hooks(LoopState):
 
     def on_last_batch(self) -> None:
         """Called after the last batch of a data loader."""
-        if self.capture is not None and self.around.on_its_thread:
+        if self.capture is not None and self.hook_probes.on_its_thread:
             for probe in self.capture.probes.on_last_batch:
                 self.isolation.run(probe.name, probe.last_batch)
-            if self.around.loaders.trains:
-                self.around.checks.epoch()
+            if self.hook_probes.loaders.trains:
+                self.hook_probes.checks.epoch()
 
     def check(self, exit_point: Edge) -> None:
         """An edge. Outside of the isolation: raises StopTraining on purpose."""

@@ -39,7 +39,7 @@ from torch.optim.optimizer import (
 )
 
 from tocsin.emitter.hooks import clip_grad_norm
-from tocsin.emitter.hooks.fast_path import PROBE, QuickSteps
+from tocsin.emitter.hooks.fast_path import PROBE, FastPath
 from tocsin.emitter.hooks.kept_functions import held
 from tocsin.emitter.hooks.loss_functions import Evaluation
 from tocsin.emitter.hooks.passed_steps import PassedSteps
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 hooks: Final = Hooks()
 """The one of this process."""
 
-passed: Final = hooks.quick.passed
+passed: Final = hooks.fast_path.passed
 
 _installed = False
 
@@ -100,8 +100,8 @@ def _leave_uncompiled() -> None:
     leave_uncompiled_with_callees(
         Isolation.run,
         Hooks.check,
-        *(_before_step, _after_step, QuickSteps.before, QuickSteps.after, QuickSteps.backward),
-        *(Hooks.backward_ended, _not_quick, PassedSteps.before, PassedSteps.after),
+        *(_before_step, _after_step, FastPath.before, FastPath.after, FastPath.backward),
+        *(Hooks.backward_ended, _leave_fast_path, PassedSteps.before, PassedSteps.after),
         *(PassedSteps.backward, PassedSteps.batch, PassedSteps.updated, PassedSteps.end),
     )
 
@@ -129,11 +129,11 @@ def _before_step(
             return
         if hooks.asleep or (hooks.threads.any and hooks.threads.ignores(optimizer)):
             return
-        if hooks.quick.before(optimizer, len(args) + len(kwargs)):
+        if hooks.fast_path.before(optimizer, len(args) + len(kwargs)):
             return
     # The isolation, without its cost.
     except Exception as error:
-        _not_quick(error)
+        _leave_fast_path(error)
     hooks.isolation.run("steps", hooks.before_step, optimizer, closure=_has_closure(args, kwargs))
 
 
@@ -151,10 +151,10 @@ def _after_step(
         else:
             if hooks.isolation.off:
                 hooks.isolation.stepped()
-            made = hooks.quick.after(optimizer)
+            made = hooks.fast_path.after(optimizer)
     # The isolation, without its cost.
     except Exception as error:
-        _not_quick(error)
+        _leave_fast_path(error)
         made = True  # counted it is, if not told
     if made is not None:
         if made:
@@ -173,9 +173,9 @@ _before_step_apart = torch._disable_dynamo(_before_step)
 _after_step_apart = torch._disable_dynamo(_after_step)
 
 
-def _not_quick(error: Exception) -> None:
-    """The quick way has failed: the next step goes the long one."""
-    hooks.quick.until = passed.inside = 0
+def _leave_fast_path(error: Exception) -> None:
+    """The fast path has failed: the next step takes the long one."""
+    hooks.fast_path.until = passed.inside = 0
     passed.on = passed.quiet = False
     hooks.isolation.run(PROBE, _fail, error)
 
@@ -186,7 +186,7 @@ def _passes(seen: Callable[[], bool]) -> bool:
         return seen()
     # The isolation, without its cost.
     except Exception as error:
-        _not_quick(error)
+        _leave_fast_path(error)
         return False
 
 
@@ -208,18 +208,18 @@ def _backward() -> None:
         # The isolation, without its cost: at each step.
         except Exception as error:
             over = False
-            _not_quick(error)
+            _leave_fast_path(error)
         if over:
             original(*args, **kwargs)
             return
         if not hooks.asleep:
             tensors = args[0] if args else kwargs.get("tensors")
             try:
-                usual = hooks.quick.backward(tensors)
+                usual = hooks.fast_path.backward(tensors)
             # The same.
             except Exception as error:
                 usual = False
-                _not_quick(error)
+                _leave_fast_path(error)
             if not usual:
                 hooks.isolation.run("losses", hooks.on_backward, tensors)
         if hooks.asleep:
@@ -324,8 +324,8 @@ def _watch_all(module: torch.nn.Module) -> None:
 
 
 def _save() -> None:
-    hooks.saves.install()
-    hooks.loads.install()
+    hooks.checkpoint_writes.install()
+    hooks.checkpoint_reads.install()
 
 
 def _in_child() -> None:

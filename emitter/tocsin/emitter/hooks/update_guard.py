@@ -87,7 +87,7 @@ class UpdateGuard:
         return not (
             hooks.capture is None
             or hooks.asleep
-            or not hooks.around.on_its_thread
+            or not hooks.hook_probes.on_its_thread
             # Whatever a hook of the user's still does to the gradients comes later.
             or getattr(optimizer, "_optimizer_step_pre_hooks", None)
             # Fused, under a GradScaler: what it finds is skipped.
@@ -126,8 +126,8 @@ class UpdateGuard:
     def _end_of_steps(self) -> None:
         """The step in progress is not made: what the hooks have begun for it is put away."""
         hooks = self._hooks
-        hooks.quick.passed.end()
-        hooks.quick.reset()
+        hooks.fast_path.passed.end()
+        hooks.fast_path.reset()
         hooks.stepping.clear()
 
 

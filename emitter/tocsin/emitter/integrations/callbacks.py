@@ -99,12 +99,12 @@ class Framework:
         """The loop begins. `end_loop` is to end it when a stop is due, and returns whether it will;
         if the stop asks for it, with a checkpoint."""
         self._began.clear()
-        hooks.around.phases.marks_evaluations = False
+        hooks.hook_probes.phases.marks_evaluations = False
         take_over(end_loop)
 
     def end(self) -> None:
         """The loop has ended. Raises StopTraining if that was because of a stop."""
-        hooks.around.phases.marks_evaluations = True
+        hooks.hook_probes.phases.marks_evaluations = True
         take_over(None)
         self.safely(self._flush)
         training = self.training
@@ -117,7 +117,7 @@ class Framework:
 
     def failed(self) -> None:
         """An exception has left the loop."""
-        hooks.around.phases.marks_evaluations = True
+        hooks.hook_probes.phases.marks_evaluations = True
         take_over(None)
         for name in list(self._began):
             self.phase_ends(name)
@@ -171,7 +171,7 @@ class Framework:
         training = self.training
         if training is not None:
             training.phase(name, edge, duration_s)
-            hooks.around.phases.named(name, edge, time.perf_counter())
+            hooks.hook_probes.phases.named(name, edge, time.perf_counter())
 
     def _log(self, values: Mapping[str, object], mode: Mode) -> None:
         training = self.training

@@ -61,7 +61,7 @@ def events_on(device: torch.device) -> Callable[[], Event]:
     return put
 
 
-class DeviceTime(DriverObjects):
+class CudaTiming(DriverObjects):
     """The marks of one step, and those that the GPU has not reached yet."""
 
     def __init__(

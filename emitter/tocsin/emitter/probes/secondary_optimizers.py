@@ -45,7 +45,7 @@ _PLAIN: Final = frozenset(
 
 
 @dataclass(slots=True, eq=False)
-class _Other:
+class _SecondaryOptimizer:
     optimizer: weakref.ref[torch.optim.Optimizer]
     name: str
     rate: float | None = None
@@ -55,7 +55,7 @@ class _Other:
 
 
 @dataclass(slots=True, eq=False)
-class OtherSteps:
+class SecondarySteps:
     """Their values since the primary's last step, on the host or on their way."""
 
     step: int
@@ -80,16 +80,16 @@ class OtherSteps:
         return tuple(self.columns), tuple(cells)
 
 
-class OtherOptimizers(Probe):
+class SecondaryOptimizers(Probe):
     """The secondary optimizers of one training."""
 
     name = "other optimizers"
 
     def __init__(self) -> None:
         self.wakes = NEVER
-        self._known: dict[int, _Other] = {}
+        self._known: dict[int, _SecondaryOptimizer] = {}
         self._stepped = False
-        self._waiting: deque[OtherSteps] = deque(maxlen=64)
+        self._waiting: deque[SecondarySteps] = deque(maxlen=64)
 
     def reset(self) -> None:
         """Another training begins."""
@@ -114,7 +114,7 @@ class OtherOptimizers(Probe):
             # One that is gone had the same id: this one takes its place, and its name if it can.
             self._known.pop(id(optimizer), None)
             name = self._name(optimizer, modules())
-            other = self._known[id(optimizer)] = _Other(weakref.ref(optimizer), name)
+            other = self._known[id(optimizer)] = _SecondaryOptimizer(weakref.ref(optimizer), name)
         self._stepped, self.wakes = True, 0
         if len(other.norms) >= MAX_STEPS:
             return
@@ -128,7 +128,7 @@ class OtherOptimizers(Probe):
         if found is not None:
             other.norms.append(found)
 
-    def drain(self, step: int) -> list[OtherSteps]:
+    def drain(self, step: int) -> list[SecondarySteps]:
         """What is ready to be sent, of this step of the primary and of earlier ones."""
         if self._stepped:
             self._stepped = False
@@ -150,7 +150,7 @@ class OtherOptimizers(Probe):
             row = StepRow(ready.step, training.step_at_us, columns, values)
             training.step_row(row, urgent=nonfinite)
 
-    def _gather(self, step: int) -> OtherSteps | None:
+    def _gather(self, step: int) -> SecondarySteps | None:
         columns: list[str] = []
         counts: list[int] = []
         parts: list[Loss] = []
@@ -176,7 +176,7 @@ class OtherOptimizers(Probe):
         else:
             with torch.no_grad():
                 found = HostCopy(torch.cat([on_device(part, home) for part in parts]))
-        return OtherSteps(step, columns, counts, found)
+        return SecondarySteps(step, columns, counts, found)
 
     def _name(self, optimizer: torch.optim.Optimizer, modules: Iterable[nn.Module]) -> str:
         wanted = {id(p) for *_, p in discovery.parameters_of(optimizer)}

@@ -29,7 +29,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal
 
 from tocsin.emitter.probes import cuda_timing
-from tocsin.emitter.probes.cuda_timing import DeviceTime, events_on
+from tocsin.emitter.probes.cuda_timing import CudaTiming, events_on
 from tocsin.emitter.probes.probe import NEVER, Probe
 from tocsin.emitter.process.isolation import REST
 from tocsin.schemas.records.runs import PhaseMark
@@ -54,9 +54,9 @@ class StepPhases(Probe):
     name = "phases"
 
     def __init__(self) -> None:
-        self.timer: DeviceTime | None = None
+        self.timer: CudaTiming | None = None
         """Where the model is on a GPU."""
-        self.device: DeviceTime | None = None
+        self.device: CudaTiming | None = None
         """The same, while a step is timed on the GPU, too."""
         self.report: Report | None = None
         """Called at the begin and the end of an evaluation, with its duration in seconds at the
@@ -112,7 +112,7 @@ class StepPhases(Probe):
         )
         first = None if root is None else next(root.parameters(), None)
         if first is not None and first.device.type == "cuda":
-            self.timer = DeviceTime(report, events_on(first.device), isolation=isolation)
+            self.timer = CudaTiming(report, events_on(first.device), isolation=isolation)
             self.looks_every = lambda: training.schedule.budget.looks_every
             self.wakes = 0
 

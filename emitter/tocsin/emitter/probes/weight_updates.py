@@ -43,7 +43,7 @@ UPDATE_COLUMNS: Final = ("l2", "update_l2")
 
 
 @dataclass(slots=True, eq=False)
-class Updates:
+class WeightUpdates:
     """The norms of one step: on the host, or on their way."""
 
     names: list[str]
@@ -98,7 +98,9 @@ class UpdateProbe(Probe):
         with self._schedule.costs(*(plan.name for plan in plans)):
             self.before(watched.parameters)
 
-    def read(self, step: int, watched: WatchedOptimizer, due: Due) -> tuple[str, Updates] | None:
+    def read(
+        self, step: int, watched: WatchedOptimizer, due: Due
+    ) -> tuple[str, WeightUpdates] | None:
         """The optimizer has changed its weights: the tables of this step, which may still be on
         their way from a GPU, and the name of the collection that bears their cost."""
         self.reads = NEVER
@@ -139,7 +141,7 @@ class UpdateProbe(Probe):
                 else:
                     self._before.append(_wide(_sample(flat)))
 
-    def after(self) -> Updates | None:
+    def after(self) -> WeightUpdates | None:
         """The step has happened: what it has changed. The copies are gone."""
         squares: list[tuple[float, float]] = []
         now: list[torch.Tensor] = []
@@ -175,7 +177,7 @@ class UpdateProbe(Probe):
                 copy = HostCopy(torch.stack(cells))
         names, numel, factors = zip(*on_host, *elsewhere, strict=True)
         host = np.sqrt(np.array(squares, np.float64).reshape(-1, 2))
-        return Updates(list(names), list(numel), list(factors), host, copy)
+        return WeightUpdates(list(names), list(numel), list(factors), host, copy)
 
     def reset(self) -> None:
         """Drop the copies."""

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from support.captured import Said, captured, said
 from support.loops import Loop, adversaries, in_backward, linear, loop, unseen
 from tocsin.emitter.capture.capture import Capture
-from tocsin.emitter.hooks.fast_path import QuickSteps
+from tocsin.emitter.hooks.fast_path import FastPath
 from tocsin.emitter.hooks.state import Hooks
 from tocsin.emitter.probes.gradients import GradientReader
 
@@ -33,7 +33,7 @@ def hurry(hooks: Hooks) -> None:
     assert hooks.capture is not None
     for share in hooks.capture.schedule.budget.shares.values():
         share.interval = 1000
-    hooks.around.data.wakes = 10**9
+    hooks.hook_probes.data.wakes = 10**9
 
 
 def train(
@@ -248,18 +248,18 @@ def test_quick_steps_say_bit_for_bit_what_the_long_way_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Loop], least: int
 ) -> None:
     quick = [0]
-    after = QuickSteps.after
+    after = FastPath.after
 
-    def count(self: QuickSteps, optimizer: torch.optim.Optimizer) -> bool | None:
+    def count(self: FastPath, optimizer: torch.optim.Optimizer) -> bool | None:
         made = after(self, optimizer)
         quick[0] += made is not None
         return made
 
-    monkeypatch.setattr(QuickSteps, "after", count)
+    monkeypatch.setattr(FastPath, "after", count)
     torch.manual_seed(0)
     short = told(tmp_path / "quick", make(), 45)
     assert quick[0] >= least
-    monkeypatch.setattr(QuickSteps, "before", lambda self, optimizer, given: False)
+    monkeypatch.setattr(FastPath, "before", lambda self, optimizer, given: False)
     torch.manual_seed(0)
     assert told(tmp_path / "long", make(), 45) == short
 
@@ -279,7 +279,7 @@ def test_of_many_optimizers_each_step_is_counted_and_few_are_looked_at(
     quick = told(tmp_path / "quick", in_backward(layers=10), 45)  # of 20 tensors
     assert {looked.count(step) for step in (9, 20, 30)} == {0}
     assert looked.count(16) == looked.count(32) == 19
-    monkeypatch.setattr(QuickSteps, "before", lambda self, optimizer, given: False)
+    monkeypatch.setattr(FastPath, "before", lambda self, optimizer, given: False)
     torch.manual_seed(0)
     each = told(tmp_path / "each", in_backward(layers=10), 45)
     own = ("loss", "lr.0")
@@ -337,7 +337,7 @@ def test_the_step_of_an_optimizer_inside_of_another_is_part_of_that(
     short = of("quick")
     # The three of the outer one are no steps of the main one.
     assert [number for number, cells in short if "lr.0" in cells] == list(range(27))
-    monkeypatch.setattr(QuickSteps, "before", lambda self, optimizer, given: False)
+    monkeypatch.setattr(FastPath, "before", lambda self, optimizer, given: False)
     assert of("long") == short
 
 
@@ -387,7 +387,7 @@ def test_what_goes_on_around_the_steps_costs_no_step_its_quick_way(
             optimizer.zero_grad()
             loss.backward()
             losses.append(loss.item())
-            hooks.around.named.add("own", float(number))
+            hooks.hook_probes.named.add("own", float(number))
             optimizer.step()
             if number == 9:
                 for share in _capture(hooks).schedule.budget.shares.values():

@@ -20,7 +20,7 @@ from tocsin.emitter.capture import user_values
 from tocsin.emitter.hooks import passed_steps
 from tocsin.emitter.hooks.passed_steps import PassedSteps
 from tocsin.emitter.hooks.state import Hooks
-from tocsin.emitter.probes.cuda_timing import DeviceTime, Event
+from tocsin.emitter.probes.cuda_timing import CudaTiming, Event
 from tocsin.emitter.stop import exit_points
 from tocsin.emitter.stop.exception import StopTraining
 from tocsin.emitter.training.training import Training
@@ -49,7 +49,7 @@ def pass_over(hooks: Hooks) -> None:
     budget.looks_every = EVERY
     for share in budget.shares.values():
         share.interval = 1000
-    hooks.around.checks.wakes = 10**9
+    hooks.hook_probes.checks.wakes = 10**9
 
 
 def run(folder: Path, step: Loop, steps: int = 60) -> None:
@@ -161,9 +161,9 @@ def test_a_gpu_is_timed_at_steps_that_are_looked_at(tmp_path: Path) -> None:
     step, timed = loop(), []
     with captured(tmp_path, TOCSIN_CAPTURE=NOTHING) as hooks:
         step(0)
-        schedule, phases = training(hooks).schedule, hooks.around.phases
+        schedule, phases = training(hooks).schedule, hooks.hook_probes.phases
         phases.looks_every = lambda: schedule.budget.looks_every
-        phases.timer = DeviceTime(lambda *row: timed.append(row), Mark, isolation=hooks.isolation)
+        phases.timer = CudaTiming(lambda *row: timed.append(row), Mark, isolation=hooks.isolation)
         phases.wakes = 0
         for number in range(1, 120):
             if number == FROM:
@@ -185,8 +185,8 @@ def test_a_gpu_that_cannot_be_timed_costs_no_step_its_quick_way(tmp_path: Path) 
     step = loop()
     with captured(tmp_path, TOCSIN_CAPTURE=NOTHING) as hooks:
         step(0)
-        phases = hooks.around.phases
-        phases.timer = DeviceTime(lambda *_: None, refuse, isolation=hooks.isolation)
+        phases = hooks.hook_probes.phases
+        phases.timer = CudaTiming(lambda *_: None, refuse, isolation=hooks.isolation)
         phases.wakes = 0
         for number in range(1, 2 * FROM):
             step(number)
@@ -209,7 +209,7 @@ def test_a_stop_takes_effect_behind_the_step_in_progress(
             left.append((edge, training.last_step))
             raise StopTraining("enough", step=13, issue_id=None)
 
-        assert hooks.quick.passed.on
+        assert hooks.fast_path.passed.on
         rank = exit_points.listening()
         assert rank is not None
         rank.awake = True
@@ -226,7 +226,7 @@ def test_values_that_the_user_names_are_told_of_their_own_steps(tmp_path: Path) 
             if number == FROM - 1:
                 pass_over(hooks)
             known = None if hooks.capture is None else training(hooks)
-            user_values.add_loss(hooks.around, known, "own", float(number))
+            user_values.add_loss(hooks.hook_probes, known, "own", float(number))
             step(number)
         assert hooks.isolation.off == {}
     found = said(tmp_path).steps()
@@ -350,12 +350,12 @@ def test_another_optimizer_that_is_new_is_looked_at_at_once(tmp_path: Path) -> N
             if number == FROM - 1:
                 pass_over(hooks)
             step(number)
-        assert hooks.quick.passed.on
+        assert hooks.fast_path.passed.on
         other = linear()
         optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
         other(torch.ones(2, 4)).sum().backward()
         optimizer.step()
-        assert not hooks.quick.passed.on
+        assert not hooks.fast_path.passed.on
         assert training(hooks).next_step == 23
         assert hooks.isolation.off == {}
 
@@ -368,7 +368,7 @@ def test_the_training_after_this_one_is_another(tmp_path: Path) -> None:
                 pass_over(hooks)
             step(number)
         first = training(hooks)
-        assert hooks.quick.passed.on
+        assert hooks.fast_path.passed.on
         del step
         gc.collect()
         step = loop()
@@ -385,10 +385,10 @@ def test_a_loop_that_makes_no_steps_any_more_is_looked_at_again(tmp_path: Path) 
             if number == FROM - 1:
                 pass_over(hooks)
             step(number)
-        assert hooks.quick.passed.on
+        assert hooks.fast_path.passed.on
         for _ in range(2):
             model(torch.ones(2, 4)).sum().backward()
-        assert not hooks.quick.passed.on
+        assert not hooks.fast_path.passed.on
         assert hooks.backwards == 2
 
 

@@ -277,7 +277,7 @@ def test_steps_that_are_passed_over_are_guarded_too(
             budget.looks_every = 1000
             for share in budget.shares.values():
                 share.interval = 1000
-            hooks.around.checks.wakes = 10**9
+            hooks.hook_probes.checks.wakes = 10**9
         over.append(torch_patches.passed.on)
         original(number)
 

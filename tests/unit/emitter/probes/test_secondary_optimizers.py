@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from tocsin.emitter.probes.inputs.data_loader import Loaders, facts_of
+from tocsin.emitter.probes.inputs.data_loader import DataLoaderProbe, facts_of
 from tocsin.emitter.probes.named_losses import NamedLosses
 from tocsin.emitter.probes.probe import NEVER
-from tocsin.emitter.probes.secondary_optimizers import OtherOptimizers
+from tocsin.emitter.probes.secondary_optimizers import SecondaryOptimizers
 from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.training.training import Training
 from tocsin.schemas.records.events import Data
@@ -43,7 +43,7 @@ class Sink:
 def test_steps_of_another_optimizer_are_told_with_the_primarys() -> None:
     critic = Discriminator(3, 1)
     optimizer = torch.optim.SGD(critic.parameters(), lr=0.5)
-    others = OtherOptimizers()
+    others = SecondaryOptimizers()
     assert others.drain(0) == []
     norms = []
     for losses in ([1.0, 2.0], [5.0]):
@@ -64,7 +64,7 @@ def test_steps_of_another_optimizer_are_told_with_the_primarys() -> None:
 
 
 def test_names_of_other_optimizers() -> None:
-    others = OtherOptimizers()
+    others = SecondaryOptimizers()
     nets = [Discriminator(3, 1), Discriminator(3, 1), torch.nn.Linear(2, 2)]
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.5) for net in nets]
     for optimizer in optimizers:
@@ -78,7 +78,7 @@ def test_names_of_other_optimizers() -> None:
 
 
 def test_one_that_takes_the_place_of_one_that_is_gone_has_a_name_of_its_own() -> None:
-    others = OtherOptimizers()
+    others = SecondaryOptimizers()
     made = [torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.5) for _ in range(6)]
     for optimizer in made[:3]:
         others.made_step(optimizer, [1.0], list, norm=False)
@@ -94,7 +94,7 @@ def test_one_that_takes_the_place_of_one_that_is_gone_has_a_name_of_its_own() ->
 
 def test_one_that_shares_a_loss_says_none() -> None:
     net = Discriminator(3, 1)
-    others = OtherOptimizers()
+    others = SecondaryOptimizers()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
     others.made_step(optimizer, [], lambda: [net])
     (row,) = others.drain(0)
@@ -128,7 +128,7 @@ class Stream(IterableDataset[int]):  # type: ignore[misc]  # torch has no types 
 
 
 def test_loaders_are_told_once_and_by_what_they_feed() -> None:
-    loaders, sink = Loaders(), Sink()
+    loaders, sink = DataLoaderProbe(), Sink()
     training = cast(Training, sink)
     train = DataLoader(TensorDataset(torch.zeros(20, 2)), batch_size=4)
     test = DataLoader(Stream(), batch_size=None)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tocsin.emitter.probes.cuda_timing import COLUMNS, DeviceTime, Event
+from tocsin.emitter.probes.cuda_timing import COLUMNS, CudaTiming, Event
 from tocsin.emitter.probes.step_phases import StepPhases
 from tocsin.emitter.process.isolation import Isolation
 
@@ -168,7 +168,7 @@ class Mark:
 def test_a_gpus_own_time_is_read_when_it_has_come_by() -> None:
     clock, told = Clock(), []
     phases = StepPhases()
-    phases.timer = DeviceTime(
+    phases.timer = CudaTiming(
         lambda *row: told.append(row), clock.put, isolation=Isolation(), is_recording=lambda: False
     )
     phases.after_step(8)
@@ -199,7 +199,7 @@ def test_a_gpus_own_time_is_read_when_it_has_come_by() -> None:
 def test_a_step_with_too_many_marks_or_in_a_cuda_graph_is_not_timed() -> None:
     clock, told = Clock(), []
     recording = [False]
-    timer = DeviceTime(
+    timer = CudaTiming(
         lambda *row: told.append(row),
         clock.put,
         isolation=Isolation(),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tocsin.emitter.hooks.torch_patches import hooks, install
-from tocsin.emitter.probes.cuda_timing import DeviceTime
+from tocsin.emitter.probes.cuda_timing import CudaTiming
 from tocsin.emitter.process.isolation import Isolation
 from tocsin.emitter.statistics.driver_objects import DriverObjects
 
@@ -61,14 +61,14 @@ def test_a_child_that_is_forked_while_a_step_is_timed_lives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     install()
-    timer = DeviceTime(
+    timer = CudaTiming(
         lambda *_: None, DriverEvent, isolation=Isolation(), is_recording=lambda: False
     )
     timer.forward()
     timer.backward()
     timer.close_step(0)
     timer.forward()
-    phases = hooks.around.phases
+    phases = hooks.hook_probes.phases
     monkeypatch.setattr(phases, "timer", timer)
     phases.device = timer
     del timer

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tocsin.emitter.capture.surroundings import Surroundings
+from tocsin.emitter.capture.hook_probes import HookProbes
 from tocsin.emitter.model.optimizers import Optimizers
 from tocsin.emitter.plan.settings import CaptureSettings
 from tocsin.emitter.probes.evaluation_losses import At, EvaluationLosses
@@ -34,11 +34,11 @@ def scaler(training: Training) -> None:
 
 def other_optimizer(training: Training) -> None:
     model = torch.nn.Linear(2, 1)
-    around = Surroundings(Isolation())
+    hook_probes = HookProbes(Isolation())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    around.others.made_step(optimizer, [math.nan], lambda: [model], norm=False)
+    hook_probes.others.made_step(optimizer, [math.nan], lambda: [model], norm=False)
     training.step_at_us = 0
-    around.probes.stepped(training, 3)
+    hook_probes.probes.stepped(training, 3)
 
 
 def named_loss(training: Training) -> None:

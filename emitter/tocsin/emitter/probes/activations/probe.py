@@ -104,8 +104,8 @@ class ActivationProbe(Probe):
         if found is None or not due:
             return None
         if self._selection is None:
-            return due[0].name, ChosenActivations(found, due)
-        return due[0].name, ChosenActivations(found, due, activations.types, activations.picked)
+            return due[0].name, SelectedActivations(found, due)
+        return due[0].name, SelectedActivations(found, due, activations.types, activations.picked)
 
 
 def _regular(schedule: Schedule | None) -> bool:
@@ -114,7 +114,7 @@ def _regular(schedule: Schedule | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ChosenActivations:
+class SelectedActivations:
     """A `Pending`. `types` is the class of each module by its name, `picked` those that only a
     collection of the user's own reads.
 

@@ -28,9 +28,9 @@ import numpy as np
 import torch
 
 from tocsin.emitter.probes.inputs.input_channels import ChannelLook, InputChannels, sample_channels
-from tocsin.emitter.probes.inputs.label_counts import MAX_CLASSES, ClassCounts, Ids
+from tocsin.emitter.probes.inputs.label_counts import MAX_CLASSES, Ids, LabelCounts
 from tocsin.emitter.probes.inputs.named_data import NamedData
-from tocsin.emitter.probes.inputs.token_counts import TokenShares
+from tocsin.emitter.probes.inputs.token_counts import TokenCounts
 from tocsin.emitter.probes.probe import Probe
 from tocsin.emitter.probes.spacing import LATE, Spacing
 from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
@@ -77,8 +77,8 @@ MAX_WAITING: Final = 64
 class _Counted:
     """What was counted in one mode, since it was sent."""
 
-    classes: ClassCounts = field(default_factory=ClassCounts)
-    tokens: TokenShares = field(default_factory=TokenShares)
+    classes: LabelCounts = field(default_factory=LabelCounts)
+    tokens: TokenCounts = field(default_factory=TokenCounts)
     inputs: InputChannels = field(default_factory=InputChannels)
 
     @np.errstate(all="ignore")

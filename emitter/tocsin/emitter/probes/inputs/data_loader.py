@@ -31,7 +31,7 @@ Key = tuple[int, object]
 
 
 @dataclass(slots=True)
-class LoaderFacts:
+class DataLoaderInfo:
     """One loader. `mode` is None until it is known what its batches are for."""
 
     dataset: str
@@ -48,15 +48,15 @@ class LoaderFacts:
     """Batches that it gave before it was known what they are for."""
 
 
-class Loaders(Probe):
+class DataLoaderProbe(Probe):
     """The loaders that this process iterates."""
 
     name = "loaders"
 
     def __init__(self) -> None:
         self._newest: weakref.ref[object] | None = None
-        self._facts: dict[Key, LoaderFacts] = {}
-        self._last: LoaderFacts | None = None
+        self._facts: dict[Key, DataLoaderInfo] = {}
+        self._last: DataLoaderInfo | None = None
         self.undecided = False
         """Whether it is not known yet what the loader that gave the last batch feeds."""
         self._said = {"train": 0, "eval": 0}
@@ -140,7 +140,7 @@ class Loaders(Probe):
                     )
                 )
 
-    def _inspect(self, iterator: object) -> LoaderFacts:
+    def _inspect(self, iterator: object) -> DataLoaderInfo:
         """The facts of an iterator's loader; a new epoch's are those of the one before."""
         facts = facts_of(iterator)
         dataset = getattr(iterator, "_dataset", None)
@@ -155,13 +155,13 @@ class Loaders(Probe):
         return known
 
 
-def facts_of(iterator: object) -> LoaderFacts:
+def facts_of(iterator: object) -> DataLoaderInfo:
     """What PyTorch's iterator knows of the loader that made it."""
     dataset = getattr(iterator, "_dataset", None)
     workers = _whole(getattr(iterator, "_num_workers", 0)) or 0
     stream = isinstance(dataset, IterableDataset)
     batches = getattr(iterator, "_index_sampler", None)
-    return LoaderFacts(
+    return DataLoaderInfo(
         dataset=type(dataset).__name__,
         workers=workers,
         pin_memory=bool(getattr(iterator, "_pin_memory", False)),

@@ -29,7 +29,7 @@ MAX_LOOKS: Final = 32
 """Samples that are kept as they came; then they are counted."""
 
 
-class ClassCounts:
+class LabelCounts:
     """Counts of one mode. How many classes there are the scores tell, else the largest id."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ MAX_KNOWN: Final = 1 << 18
 """Different tokens that are counted; of more, the rarest are among the rest."""
 
 
-class TokenShares:
+class TokenCounts:
     """Counts of one mode, from samples of ids, since they were last sent."""
 
     def __init__(self) -> None:

@@ -28,8 +28,8 @@ from tocsin.emitter.probes.program_checks.kept_graphs import KeptGraphs
 from tocsin.emitter.probes.program_checks.loss_inputs import LossInputs
 from tocsin.emitter.probes.program_checks.missing_gradients import MissingGradients
 from tocsin.emitter.probes.program_checks.module_calls import Calls, FirstInputs, ModuleCalls
-from tocsin.emitter.probes.program_checks.train_mode import LayerModes
-from tocsin.emitter.probes.program_checks.uncleared_gradients import Uncleared
+from tocsin.emitter.probes.program_checks.train_mode import TrainMode
+from tocsin.emitter.probes.program_checks.uncleared_gradients import UnclearedGradients
 from tocsin.emitter.process.isolation import REST, Isolation
 from tocsin.emitter.statistics.tables import Table
 from tocsin.schemas.monotonic_clock import unix_us
@@ -69,8 +69,8 @@ class SourceChecks(Probe):
     def __init__(self, isolation: Isolation) -> None:
         self._isolation: Final = isolation
         self.losses: Final = LossInputs()
-        self.modes: Final = LayerModes()
-        self._uncleared: Final = Uncleared()
+        self.modes: Final = TrainMode()
+        self._uncleared: Final = UnclearedGradients()
         self._missing: Final = MissingGradients()
         self._frozen: Final = FrozenWeights()
         self._calls: Final = ModuleCalls()

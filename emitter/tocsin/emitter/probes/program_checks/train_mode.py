@@ -41,7 +41,7 @@ def is_switchable(module: nn.Module) -> bool:
     return isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0
 
 
-class LayerModes(Seer):
+class TrainMode(Seer):
     """The train and eval modes of a model's layers."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ _MAX_COPIES: Final = 64
 _LARGEST: Final = 1 << 20
 
 
-class Uncleared:
+class UnclearedGradients:
     """Looks at the gradients of one training before they are added to."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ BRANCH: Final = "in_no_optimizer"
 
 
 @dataclass(slots=True)
-class UnownedGradients:
+class ParametersWithoutOptimizer:
     """Unowned gradients at the first check, which the second must confirm."""
 
     frames: LowestRankRows = field(default_factory=LowestRankRows)

@@ -46,7 +46,7 @@ from tocsin.stream_rules.rule import Params, RuleMeta, event, scalar, tensors
 from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
 from tocsin.stream_rules.rules.numerical.parameters_without_optimizer import (
     COLLECTION,
-    UnownedGradients,
+    ParametersWithoutOptimizer,
 )
 from tocsin.stream_rules.signals.frozen_groups import FrozenGroups
 from tocsin.stream_rules.signals.significant_gradients import SignificantGradients
@@ -90,7 +90,7 @@ class _State(RowState):
     updates: LowestRankRows = field(default_factory=LowestRankRows)
     changed: MarkedRows = field(default_factory=MarkedRows)
     groups: FrozenGroups = field(default_factory=FrozenGroups)
-    unowned: UnownedGradients = field(default_factory=UnownedGradients)
+    unowned: ParametersWithoutOptimizer = field(default_factory=ParametersWithoutOptimizer)
 
 
 class UnchangedTensor(TensorRowRule[UnchangedTensorParams, _State]):

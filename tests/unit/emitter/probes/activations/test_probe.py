@@ -10,7 +10,7 @@ from torch import nn
 
 from tocsin.emitter.plan.collections import DEFAULT_PLANS, NEVER, AnyOf, CollectionPlan
 from tocsin.emitter.probes.activations.module_kinds import Kind, scan
-from tocsin.emitter.probes.activations.probe import ChosenActivations
+from tocsin.emitter.probes.activations.probe import SelectedActivations
 from tocsin.emitter.statistics.tables import Table
 
 EVERY = DEFAULT_PLANS["activations"]
@@ -31,7 +31,7 @@ class Said:
 
 def test_each_collection_has_its_modules_and_columns() -> None:
     types = {"0": "Linear", "1": "ReLU"}
-    chosen = ChosenActivations(Said(), (EVERY, LINEAR, NAMED), types, frozenset({"0"}))
+    chosen = SelectedActivations(Said(), (EVERY, LINEAR, NAMED), types, frozenset({"0"}))
 
     assert chosen.ready
     tables = {table.collection: table for table in chosen.tables()}
@@ -40,7 +40,7 @@ def test_each_collection_has_its_modules_and_columns() -> None:
     assert tables["mine"].names == ("0",)
     assert (tables["mine"].columns, tables["mine"].values.tolist()) == (("max",), [[1.0]])
     assert tables["named"].names == ("1", "1#2")
-    alone = ChosenActivations(Said(), (NAMED,), types)
+    alone = SelectedActivations(Said(), (NAMED,), types)
     assert [table.collection for table in alone.tables()] == ["named"]
 
 

@@ -17,9 +17,9 @@ from tocsin.emitter.plan.settings import CaptureSettings, Pacing
 from tocsin.emitter.probes.inputs import data
 from tocsin.emitter.probes.inputs.data import DataProbe
 from tocsin.emitter.probes.inputs.input_channels import InputChannels, sample_channels
-from tocsin.emitter.probes.inputs.label_counts import ClassCounts
+from tocsin.emitter.probes.inputs.label_counts import LabelCounts
 from tocsin.emitter.probes.inputs.named_data import check_data
-from tocsin.emitter.probes.inputs.token_counts import TokenShares
+from tocsin.emitter.probes.inputs.token_counts import TokenCounts
 from tocsin.emitter.process.isolation import Isolation
 from tocsin.emitter.training.training import Training
 from tocsin.schemas.errors import ConfigurationError
@@ -68,7 +68,7 @@ def ids(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def test_classes_and_what_was_taken_for_what() -> None:
-    counts = ClassCounts()
+    counts = LabelCounts()
     counts.add(ids(0, 0, 1, 2, -100), ids(0, 1, 1, 0, 2), 3)
     counts.add(ids(2), ids(2), 3)
     labels, confusion = counts.drain()
@@ -83,13 +83,13 @@ def test_classes_and_what_was_taken_for_what() -> None:
 
 
 def test_who_belongs_to_whom_in_a_batch_is_no_class() -> None:
-    counts = ClassCounts()
+    counts = LabelCounts()
     counts.add(ids(*range(8, 16)), ids(*range(8)), 32)
     assert counts.drain() == []
 
 
 def test_without_scores_the_ids_tell_how_many_classes_there_are() -> None:
-    counts = ClassCounts()
+    counts = LabelCounts()
     counts.add(ids(4, 1), None, 0)
     (labels,) = counts.drain()
     assert labels.counts.tolist() == [[0], [1], [0], [0], [1]]
@@ -98,7 +98,7 @@ def test_without_scores_the_ids_tell_how_many_classes_there_are() -> None:
 
 
 def test_many_samples_take_no_more_room_than_a_few() -> None:
-    counts, shares, channels = ClassCounts(), TokenShares(), InputChannels()
+    counts, shares, channels = LabelCounts(), TokenCounts(), InputChannels()
     for i in range(100):
         counts.add(ids(0, i % 5, 3), ids(0, 0, 3), 0)
         shares.add(ids(0, i, 3))
@@ -121,7 +121,7 @@ def test_many_samples_take_no_more_room_than_a_few() -> None:
 
 
 def test_the_most_frequent_tokens_and_the_rest() -> None:
-    shares = TokenShares()
+    shares = TokenCounts()
     shares.add(np.repeat(np.arange(100), np.arange(100, 0, -1)).astype(np.int64))
     shares.add(ids(-100, 7))
     (table,) = shares.drain()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from tocsin.emitter.probes.inputs.data_loader import MAX_LOADERS, Loaders
+from tocsin.emitter.probes.inputs.data_loader import MAX_LOADERS, DataLoaderProbe
 from tocsin.schemas.records.runs import DataLoaderSeen
 
 
@@ -23,7 +23,7 @@ class Heard:
         self.told.append(event)
 
 
-def train(loaders: Loaders, heard: Heard, samples: int) -> list[object]:
+def train(loaders: DataLoaderProbe, heard: Heard, samples: int) -> list[object]:
     """A batch of training, and a hundred evaluations, each with a loader of its own."""
     loader = DataLoader(TensorDataset(torch.zeros(samples, 1)), batch_size=4)
     kept: list[object] = []
@@ -40,7 +40,7 @@ def train(loaders: Loaders, heard: Heard, samples: int) -> list[object]:
 
 
 def test_the_loader_of_each_training_is_told_once_however_many_evaluations_make() -> None:
-    loaders = Loaders()
+    loaders = DataLoaderProbe()
     kept: list[object] = []
     for samples in (100, 200, 300):
         heard = Heard()

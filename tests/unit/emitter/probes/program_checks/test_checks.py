@@ -277,7 +277,7 @@ def test_experts_that_take_turns_are_not_looked_at_for_ever(watched: Watch) -> N
     looked, armed, inputs = [], [], []
 
     def training() -> None:
-        net, checks = Experts(), hooks.around.checks
+        net, checks = Experts(), hooks.hook_probes.checks
 
         def forward(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
             step = checks._step + 1

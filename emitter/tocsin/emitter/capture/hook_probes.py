@@ -1,4 +1,4 @@
-"""What surrounds the numbers of a step: where its time goes, its data, who else steps.
+"""The probes that hooks in torch call directly: of phases, data, losses, other optimizers.
 
 One object for the hooks and for capture, which exists before a training begins.
 """
@@ -15,11 +15,11 @@ from torch import nn
 from tocsin.emitter.capture.probe_list import ProbeList
 from tocsin.emitter.probes.checkpoint_files import CheckpointFiles
 from tocsin.emitter.probes.inputs.data import DataProbe
-from tocsin.emitter.probes.inputs.data_loader import Loaders
+from tocsin.emitter.probes.inputs.data_loader import DataLoaderProbe
 from tocsin.emitter.probes.losses import Loss
 from tocsin.emitter.probes.named_losses import NamedLosses
 from tocsin.emitter.probes.program_checks.checks import SourceChecks
-from tocsin.emitter.probes.secondary_optimizers import OtherOptimizers
+from tocsin.emitter.probes.secondary_optimizers import SecondaryOptimizers
 from tocsin.emitter.probes.step_phases import StepPhases
 from tocsin.emitter.process.isolation import Isolation
 
@@ -28,20 +28,18 @@ if TYPE_CHECKING:
     from tocsin.emitter.training.training import Training
 
 
-class Surroundings:
-    """The surroundings of the training of this process: the probes that hooks call by themselves,
-    and the list of all.
-    """
+class HookProbes:
+    """The probes that the hooks of this process call themselves, and the list of all."""
 
     def __init__(self, isolation: Isolation) -> None:
         self._isolation: Final = isolation
         self.checkpoints: Final = CheckpointFiles()
         self.phases: Final = StepPhases()
-        self.loaders: Final = Loaders()
+        self.loaders: Final = DataLoaderProbe()
         self.data: Final = DataProbe()
         self.named: Final = NamedLosses()
         self.checks: Final = SourceChecks(isolation)
-        self.others: Final = OtherOptimizers()
+        self.others: Final = SecondaryOptimizers()
         self.probes: Final = ProbeList(
             isolation,
             (
