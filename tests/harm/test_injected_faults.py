@@ -32,8 +32,8 @@ EACH = 5
 OUTSIDE = frozenset(
     {
         # Called by torch or the user; the isolation is inside.
-        "emitter.probes.activations.call_patches.Seer.called",
-        "emitter.probes.activations.call_patches.Seer.traced",
+        "emitter.probes.activations.call_patches.ModuleCallObserver.called",
+        "emitter.probes.activations.call_patches.ModuleCallObserver.traced",
         "emitter.stop.exit_points.check",
         "emitter.hooks.checkpoint_writes.CheckpointWrites._write",
         "emitter.hooks.loss_functions._is_fake",
@@ -49,7 +49,7 @@ OUTSIDE = frozenset(
         "emitter.hooks.torch_patches._fail",
         "emitter.hooks.torch_patches._has_closure",
         "emitter.hooks.torch_patches._in_child",
-        "emitter.hooks.torch_patches._not_quick",
+        "emitter.hooks.torch_patches._leave_fast_path",
         "emitter.hooks.state.Hooks._on_local_gradient",
         "emitter.hooks.torch_patches.install",
         # The isolation of threads, and what wakes and ends these: without it they cannot.

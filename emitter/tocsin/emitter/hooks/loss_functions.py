@@ -134,12 +134,8 @@ class Evaluation:
     def _function(self, name: str) -> None:
         original: Callable[..., object] = getattr(torch.nn.functional, name)
         hooks = self._hooks
-        data, checks, classes = (
-            hooks.hook_probes.data,
-            hooks.hook_probes.checks,
-            name == "cross_entropy",
-        )
-        passed = hooks.fast_path.passed
+        data, checks = hooks.hook_probes.data, hooks.hook_probes.checks
+        passed, classes = hooks.fast_path.passed, name == "cross_entropy"
 
         @functools.wraps(original)
         def call(*args: object, **kwargs: object) -> object:

@@ -15,7 +15,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterable
 from types import FrameType, SimpleNamespace
-from typing import Final
+from typing import ClassVar, Final
 
 import torch
 from torch import nn
@@ -35,23 +35,43 @@ FRAMES: Final = 12
 """Callers of the function of attention among which its module is looked for."""
 
 
-class Seer:
-    """Receives the calls, while `due`."""
+class ModuleCallObserver:
+    """Receives the calls while `due`. A method does nothing unless it is overridden."""
 
-    due: bool
+    probe: ClassVar[str] = "activations"
+    """Under which `on_call` is isolated."""
 
-    def see(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
+    def __init__(self) -> None:
+        self.due = False
+        self.patches: Final = CallPatches(self)
+
+    def on_call(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
         """A module was called, with these arguments by position."""
-        raise NotImplementedError
+
+    def on_attention(
+        self,
+        owner: nn.Module | None,
+        query: object,
+        key: object,
+        mask: object,
+        is_causal: bool,
+        scale: float | None,
+    ) -> None:
+        """The function of attention was called, in the forward of `owner`."""
+
+    def on_softmax(self, result: object) -> None:
+        """A softmax over the last dimension returned this; called after `put_attention` alone."""
 
     def stop(self) -> None:
-        """Something was wrong with it: no more of this step."""
-        raise NotImplementedError
+        """Observe no calls until armed again; also called when `on_call` has raised."""
+        if self.due:
+            self.due = False
+            self.patches.restore()
 
     def called(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        """`see`, behind the isolation."""
-        current.isolation.run("activations", self.see, module, args, output)
-        if "activations" in current.isolation.off:
+        """Run `on_call` isolated. Raises nothing."""
+        current.isolation.run(self.probe, self.on_call, module, args, output)
+        if self.probe in current.isolation.off:
             self.stop()
 
     def traced(self, result: object, args: tuple[object, ...]) -> None:
@@ -66,29 +86,13 @@ class Seer:
         # works without us, and does nothing but the call.
         return SimpleNamespace, (), {"due": False, "traced": operator.is_}
 
-    def see_attention(
-        self,
-        owner: nn.Module | None,
-        query: object,
-        key: object,
-        mask: object,
-        is_causal: bool,
-        scale: float | None,
-    ) -> None:
-        """The function of attention was called, in the forward of `owner`."""
-        raise NotImplementedError
 
-    def see_softmax(self, result: object) -> None:
-        """A softmax over the last dimension has put this out, where `put_attention` is asked."""
-        raise NotImplementedError
-
-
-class WatchedCalls:
+class CallPatches:
     """The patched function calls of this process."""
 
-    def __init__(self, seer: Seer) -> None:
+    def __init__(self, observer: ModuleCallObserver) -> None:
         self.for_good = False
-        self._seer: Final = seer
+        self._observer: Final = observer
         self._classes: Final[list[type[nn.Module]]] = []
         self._functions: tuple[Callable[..., object], Callable[..., object]] | None = None
         self._softmaxes: Final[list[tuple[object, Callable[..., object] | None, object]]] = []
@@ -103,7 +107,7 @@ class WatchedCalls:
             for above in kind.__mro__[1:]
             if "__call__" in above.__dict__ and above.__dict__["__call__"] not in self._ours
         )
-        call = _watched_call(base, self._seer)
+        call = _watched_call(base, self._observer)
         self._ours.add(call)
         kind.__call__ = call
         return True
@@ -120,7 +124,7 @@ class WatchedCalls:
     def _put_function(self) -> None:
         if self._functions is None:
             original = nn.functional.scaled_dot_product_attention
-            watched = _watched_attention(original, self._seer)
+            watched = _watched_attention(original, self._observer)
             self._functions = original, watched
             nn.functional.scaled_dot_product_attention = watched
 
@@ -130,7 +134,7 @@ class WatchedCalls:
         """
         self._put_function()
         for home in (nn.functional, torch, torch.Tensor):
-            watched = _watched_softmax(home.softmax, self._seer)
+            watched = _watched_softmax(home.softmax, self._observer)
             # That of tensors is inherited.
             self._softmaxes.append((home, home.__dict__.get("softmax"), watched))
             home.softmax = watched
@@ -183,7 +187,7 @@ class WatchedCalls:
             self.watch(type(module))
 
 
-def _watched_call(base: type[nn.Module], seer: Seer) -> Callable[..., object]:
+def _watched_call(base: type[nn.Module], observer: ModuleCallObserver) -> Callable[..., object]:
     @functools.wraps(nn.Module.__call__)
     def call(self: nn.Module, *args: object, **kwargs: object) -> object:
         # Alive to the end: the compiler's frames name the module by it.
@@ -191,16 +195,18 @@ def _watched_call(base: type[nn.Module], seer: Seer) -> Callable[..., object]:
         result = base.__call__(self, *args, **kwargs)
         # First of all, so that a compiler sees a constant and nothing that changes.
         if is_dynamo_compiling():
-            seer.traced(result, args)
+            observer.traced(result, args)
             return result
-        if seer.due:
-            seer.called(module, args, result)
+        if observer.due:
+            observer.called(module, args, result)
         return result
 
     return call
 
 
-def _watched_attention(original: Callable[..., object], seer: Seer) -> Callable[..., object]:
+def _watched_attention(
+    original: Callable[..., object], observer: ModuleCallObserver
+) -> Callable[..., object]:
     def scaled_dot_product_attention(
         query: torch.Tensor,
         key: torch.Tensor,
@@ -215,8 +221,10 @@ def _watched_attention(original: Callable[..., object], seer: Seer) -> Callable[
                 if slot != NONE:
                     trace_attention(query, key, args, kwargs, slot)
             return result
-        if seer.due:
-            current.isolation.run("attention", _see, seer, query, key, args, kwargs)
+        if observer.due:
+            current.isolation.run(
+                "attention", _observe_attention, observer, query, key, args, kwargs
+            )
         return result
 
     # So that a model which holds it is pickled with torch's own.
@@ -232,31 +240,37 @@ def attention_functions() -> tuple[object, ...]:
     return functions.scaled_dot_product_attention, functions.softmax, torch.softmax
 
 
-def _watched_softmax(original: Callable[..., object], seer: Seer) -> Callable[..., object]:
+def _watched_softmax(
+    original: Callable[..., object], observer: ModuleCallObserver
+) -> Callable[..., object]:
     @functools.wraps(original)
     def softmax(input: object, *args: object, **kwargs: object) -> object:
         result = original(input, *args, **kwargs)
-        if not is_dynamo_compiling() and seer.due:
+        if not is_dynamo_compiling() and observer.due:
             dim = args[0] if args else kwargs.get("dim")
-            current.isolation.run("attention", _see_softmax, seer, result, dim)
+            current.isolation.run("attention", _observe_softmax, observer, result, dim)
         return result
 
     return softmax
 
 
-def _see_softmax(seer: Seer, result: object, dim: object) -> None:
+def _observe_softmax(observer: ModuleCallObserver, result: object, dim: object) -> None:
     if isinstance(result, torch.Tensor) and dim in (-1, result.dim() - 1):
-        seer.see_softmax(result)
+        observer.on_softmax(result)
 
 
-def _see(
-    seer: Seer, query: object, key: object, args: tuple[object, ...], kwargs: dict[str, object]
+def _observe_attention(
+    observer: ModuleCallObserver,
+    query: object,
+    key: object,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
 ) -> None:
     mask = args[0] if args else kwargs.get("attn_mask")
     causal = args[2] if len(args) > 2 else kwargs.get("is_causal", False)
     scale = kwargs.get("scale")
     owner = owner_of(sys._getframe(2))
-    seer.see_attention(
+    observer.on_attention(
         owner, query, key, mask, bool(causal), scale if isinstance(scale, float) else None
     )
 

@@ -153,15 +153,15 @@ def takes_input(slot: int) -> bool:
 
 takes_input._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
-See = Callable[[int, torch.Tensor, "torch.Tensor | None"], None]
-SeeAttention = Callable[
+OnCall = Callable[[int, torch.Tensor, "torch.Tensor | None"], None]
+OnAttention = Callable[
     [int, torch.Tensor, torch.Tensor, "torch.Tensor | None", bool, "float | None"], None
 ]
 
 _library: Final[list[torch.library.Library]] = []
 
 
-def define(see: See, see_attention: SeeAttention) -> None:
+def define(on_call: OnCall, on_attention: OnAttention) -> None:
     """Make the operations `tocsin::look` and `tocsin::look_at_attention`, once."""
     if _library:
         return
@@ -173,7 +173,7 @@ def define(see: See, see_attention: SeeAttention) -> None:
     )
 
     def trace_look(x: torch.Tensor, y: torch.Tensor | None, slot: int) -> None:
-        see(slot, x, y)
+        on_call(slot, x, y)
 
     def trace_attention(
         q: torch.Tensor,
@@ -183,7 +183,7 @@ def define(see: See, see_attention: SeeAttention) -> None:
         scale: float | None,
         slot: int,
     ) -> None:
-        see_attention(slot, q, k, mask, is_causal, scale)
+        on_attention(slot, q, k, mask, is_causal, scale)
 
     for name, function in (("look", trace_look), ("look_at_attention", trace_attention)):
         library.impl(name, function, "CompositeExplicitAutograd")

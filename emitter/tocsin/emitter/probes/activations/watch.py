@@ -22,7 +22,7 @@ from torch import nn
 
 from tocsin.emitter.plan.collections import Selection
 from tocsin.emitter.probes.activations import attention, compiled, output_layers, routers
-from tocsin.emitter.probes.activations.call_patches import Seer, WatchedCalls
+from tocsin.emitter.probes.activations.call_patches import ModuleCallObserver
 from tocsin.emitter.probes.activations.compiled import slots
 from tocsin.emitter.probes.activations.module_kinds import (
     Found,
@@ -71,11 +71,11 @@ class Holder(Protocol):
         ...
 
 
-class Activations(Seer):
+class Activations(ModuleCallObserver):
     """Which modules there are, and whether this step's are looked at."""
 
     def __init__(self) -> None:
-        self.watched: Final = WatchedCalls(self)
+        super().__init__()
         self.reset()
 
     def reset(self) -> None:
@@ -86,7 +86,7 @@ class Activations(Seer):
         """Whether there are modules that cannot be seen; nothing is looked at any more."""
         self.reason = ""
         """Why, and what to do."""
-        self.watched.restore()
+        self.patches.restore()
         self._found: Found | None = None
         self._root: weakref.ref[nn.Module] | None = None
         self._plan: Selection | None = None
@@ -136,11 +136,11 @@ class Activations(Seer):
         self._calls, self._readings, self.mode, self._called = {}, Readings(), mode, False
         # What a graph was made of must not change from step to step.
         if not slots.late and not self._found.is_compiled:
-            self.watched.put(self._found.modules())
+            self.patches.put(self._found.modules())
         self.due = self._armed = True
         return True
 
-    def see(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
+    def on_call(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
         """A module was called."""
         known = self._known(module)
         if known is None or not self._counts(module, compiled=False):
@@ -160,7 +160,7 @@ class Activations(Seer):
         elif (numbers := readable(output)) is not None:
             self._read(known, numbers, first)
 
-    def see_slot(self, slot: int, x: torch.Tensor, y: torch.Tensor | None) -> None:
+    def on_compiled_call(self, slot: int, x: torch.Tensor, y: torch.Tensor | None) -> None:
         """A module was called in a compiled graph."""
         module = slots.module(slot)
         known = None if module is None else self._known(module)
@@ -170,7 +170,7 @@ class Activations(Seer):
         if numbers is not None:
             self._read(known, numbers, y, slot=slot)
 
-    def see_attention(
+    def on_attention(
         self,
         owner: nn.Module | None,
         query: object,
@@ -201,7 +201,7 @@ class Activations(Seer):
             reading = attention.read(name, query, key, masked, is_causal=is_causal, scale=scale)
         self._add(reading, owner, slot)
 
-    def see_attention_slot(
+    def on_compiled_attention(
         self,
         slot: int,
         query: torch.Tensor,
@@ -211,18 +211,18 @@ class Activations(Seer):
         scale: float | None,
     ) -> None:
         """The function of attention was called in a compiled graph."""
-        self.see_attention(slots.module(slot), query, key, mask, is_causal, scale, slot=slot)
+        self.on_attention(slots.module(slot), query, key, mask, is_causal, scale, slot=slot)
 
     def stop(self) -> None:
         """Something was wrong with it: no more of this step."""
         self.due = self._armed = False
-        self.watched.restore()
+        self.patches.restore()
         self._readings = Readings()
 
     def drain(self) -> Pending | None:
         """What was seen since `arm`; None: nothing, or nothing was due."""
         armed, self._armed, self.due = self._armed, False, False
-        self.watched.restore()
+        self.patches.restore()
         readings, self._readings = self._readings, Readings()
         if not armed or self._found is None or self.blind:
             return None
@@ -356,11 +356,11 @@ def install(isolation: Isolation) -> None:
     if slots.late:
         return
     compiled.define(
-        lambda *args: _when_due(isolation, "activations", activations.see_slot, *args),
-        lambda *args: _when_due(isolation, "attention", activations.see_attention_slot, *args),
+        lambda *args: _when_due(isolation, "activations", activations.on_compiled_call, *args),
+        lambda *args: _when_due(isolation, "attention", activations.on_compiled_attention, *args),
     )
-    compiled.follow_compile(activations.watched.keep)
-    compiled.catch_up(activations.watched.keep)
+    compiled.follow_compile(activations.patches.keep)
+    compiled.catch_up(activations.patches.keep)
 
 
 P = ParamSpec("P")

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from tocsin.emitter.probes.activations.call_patches import Seer, WatchedCalls, attention_functions
+from tocsin.emitter.probes.activations.call_patches import ModuleCallObserver, attention_functions
 from tocsin.emitter.probes.activations.compiled import slots
 from tocsin.emitter.probes.activations.module_kinds import is_compiled
 from tocsin.emitter.probes.activations.watch import activations
@@ -22,7 +22,6 @@ from tocsin.emitter.probes.program_checks.token_targets import StepTokens
 from tocsin.emitter.probes.program_checks.train_mode import is_switchable
 from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
 from tocsin.emitter.statistics.readable import readable
-from tocsin.emitter.training.context import current
 
 PROBE: Final = "module calls"
 MAX_MODULES: Final = 10_000
@@ -88,12 +87,13 @@ class FirstInputs:
         return [float(number) for number in numbers]
 
 
-class ModuleCalls(Seer):
+class ModuleCalls(ModuleCallObserver):
     """Watches the calls of a model's modules in steps that are armed."""
 
+    probe = PROBE
+
     def __init__(self) -> None:
-        self.due = False
-        self._watched: Final = WatchedCalls(self)
+        super().__init__()
         self.reset()
 
     def reset(self) -> None:
@@ -122,7 +122,7 @@ class ModuleCalls(Seer):
         """
         self.stop()
         self._calls = None
-        if root is None or activations.armed or activations.watched.for_good or slots.compiling:
+        if root is None or activations.armed or activations.patches.for_good or slots.compiling:
             return False
         known = None if self._root is None else self._root()
         if known is not root and not self._scan(root):
@@ -132,9 +132,9 @@ class ModuleCalls(Seer):
         self._calls, self._first_seen, self.first = Calls(self._owners), not inputs, None
         layers = [layer for layer in (ref() for ref in self._recurrent) if layer is not None]
         self.tokens = StepTokens(layers) if self._embeds else None
-        self._watched.put_classes(self._kinds)
+        self.patches.put_classes(self._kinds)
         if self._embeds:
-            self._watched.put_attention()
+            self.patches.put_attention()
         self.due = True
         return True
 
@@ -147,17 +147,36 @@ class ModuleCalls(Seer):
     def stop(self) -> None:
         """Look no more, until armed again."""
         self.tokens = None
-        if self.due:
-            self.due = False
-            self._watched.restore()
+        super().stop()
 
-    def see(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        """A module was called. Raises nothing: the isolation that it stands behind is another's."""
-        current.isolation.run(PROBE, self._see, module, args)
-        if PROBE in current.isolation.off:
-            self.stop()
+    def on_call(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
+        """A module was called."""
+        calls, name = self._calls, self._names.get(id(module))
+        if calls is None or name is None or is_recording():
+            return
+        if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
+            return
+        seen = calls.by_module.get(id(module))
+        if seen is None:
+            seen = calls.by_module[id(module)] = Seen(given=_shape(args))
+        if not torch.is_grad_enabled():
+            seen.silent += 1
+            if module.training and is_switchable(module):
+                self.switched_on = True
+            return
+        seen.trained += 1
+        if self.tokens is not None and isinstance(module, nn.Embedding):
+            self.tokens.embedded(args[0] if args else None)
+        if self._first_seen or not module.__dict__.get("_parameters"):
+            return
+        self._first_seen = True
+        given = readable(args[0] if args else None)
+        if given is None or given.dim() < 2 or given.numel() < 2:
+            return
+        if isinstance(module, _READERS):
+            self.first = FirstInputs(module, name, given)
 
-    def see_attention(
+    def on_attention(
         self,
         owner: nn.Module | None,
         query: object,
@@ -170,7 +189,7 @@ class ModuleCalls(Seer):
         if self.tokens is not None:
             self.tokens.attended(query, key, mask, is_causal=is_causal)
 
-    def see_softmax(self, result: object) -> None:
+    def on_softmax(self, result: object) -> None:
         """A softmax over the last dimension was called."""
         if self.tokens is not None:
             self.tokens.softmaxed(result)
@@ -199,32 +218,6 @@ class ModuleCalls(Seer):
         recurrent = (m for _, m in modules if isinstance(m, nn.RNNBase | nn.RNNCellBase))
         self._recurrent = tuple(map(weakref.ref, recurrent))
         return True
-
-    def _see(self, module: nn.Module, args: tuple[object, ...]) -> None:
-        calls, name = self._calls, self._names.get(id(module))
-        if calls is None or name is None or is_recording():
-            return
-        if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
-            return
-        seen = calls.by_module.get(id(module))
-        if seen is None:
-            seen = calls.by_module[id(module)] = Seen(given=_shape(args))
-        if not torch.is_grad_enabled():
-            seen.silent += 1
-            if module.training and is_switchable(module):
-                self.switched_on = True
-            return
-        seen.trained += 1
-        if self.tokens is not None and isinstance(module, nn.Embedding):
-            self.tokens.embedded(args[0] if args else None)
-        if self._first_seen or not module.__dict__.get("_parameters"):
-            return
-        self._first_seen = True
-        given = readable(args[0] if args else None)
-        if given is None or given.dim() < 2 or given.numel() < 2:
-            return
-        if isinstance(module, _READERS):
-            self.first = FirstInputs(module, name, given)
 
 
 def _shape(args: tuple[object, ...]) -> tuple[object, ...] | None:

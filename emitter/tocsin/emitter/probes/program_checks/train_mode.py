@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import nn
 
-from tocsin.emitter.probes.activations.call_patches import Seer, WatchedCalls
+from tocsin.emitter.probes.activations.call_patches import ModuleCallObserver
 from tocsin.emitter.probes.activations.module_kinds import is_compiled
-from tocsin.emitter.training.context import current
 from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.program_facts import ModeSeen
 
@@ -41,12 +40,13 @@ def is_switchable(module: nn.Module) -> bool:
     return isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0
 
 
-class TrainMode(Seer):
+class TrainMode(ModuleCallObserver):
     """The train and eval modes of a model's layers."""
 
+    probe = PROBE
+
     def __init__(self) -> None:
-        self.due = False
-        self._watched: Final = WatchedCalls(self)
+        super().__init__()
         self.reset()
 
     def reset(self) -> None:
@@ -127,32 +127,10 @@ class TrainMode(Seer):
         elif not self.due and not is_compiled(root):
             kinds = {type(m) for _, m in _switchable(root) if m.training}
             # None, if somebody else watches them just now: then the next batch is in time.
-            self.due = self._watched.put_classes(kinds)
+            self.due = self.patches.put_classes(kinds)
 
-    def stop(self) -> None:
-        """Watch no calls."""
-        if self.due:
-            self.due = False
-            self._watched.restore()
-
-    def see(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        """A module was called. Raises nothing: the isolation that it stands behind is another's."""
-        current.isolation.run(PROBE, self._see, module)
-        if PROBE in current.isolation.off:
-            self.stop()
-
-    def see_attention(
-        self,
-        owner: nn.Module | None,
-        query: object,
-        key: object,
-        mask: object,
-        is_causal: bool,
-        scale: float | None,
-    ) -> None:
-        """Called for an attention; not used here."""
-
-    def _see(self, module: nn.Module) -> None:
+    def on_call(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
+        """A module was called."""
         if module.training and not torch.is_grad_enabled() and id(module) in self._layers:
             self.found = True
 

@@ -215,7 +215,7 @@ def test_a_model_compiled_but_not_called_yet_is_in_time(monkeypatch: pytest.Monk
         patch.delenv(RUN_ID)
         compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
         assert model.head not in slots.wanted
-    compiled_modules.catch_up(activations.watched.keep)
+    compiled_modules.catch_up(activations.patches.keep)
     _, said, graphs = train(model, compiled, watched=True)
     assert graphs == 1
     assert all_names(said[3]) == everything()

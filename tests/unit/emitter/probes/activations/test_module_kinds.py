@@ -35,7 +35,7 @@ def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch_patches.install()
     # Another test of this process may have compiled a model before that.
     monkeypatch.setattr(slots, "late", False)
-    watched = activations.watched
+    watched = activations.patches
     if watched.for_good and watched._functions is not None:
         original, _ = watched._functions
         monkeypatch.setattr(functional, "scaled_dot_product_attention", original)

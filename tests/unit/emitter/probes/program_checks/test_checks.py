@@ -79,7 +79,7 @@ def watched(
     # Another test of this process may have imported the compiler before the hooks are there, or
     # compiled a model: from then on calls are left alone.
     torch_patches.install()
-    monkeypatch.setattr(activations.watched, "for_good", False)
+    monkeypatch.setattr(activations.patches, "for_good", False)
     monkeypatch.setattr(slots, "compiling", False)
     if "__call__" in nn.Linear.__dict__:
         monkeypatch.delattr(nn.Linear, "__call__")

@@ -97,7 +97,7 @@ def untrained(
         return [frame for frame in said(tmp_path).frames if frame.collection == "untrained"]
 
     # Another test of this process may have compiled a model: from then on calls are left alone.
-    monkeypatch.setattr(activations.watched, "for_good", False)
+    monkeypatch.setattr(activations.patches, "for_good", False)
     monkeypatch.setattr(slots, "compiling", False)
     if "__call__" in nn.Linear.__dict__:
         monkeypatch.delattr(nn.Linear, "__call__")

@@ -29,7 +29,7 @@ Step = Callable[[torch.Tensor], torch.Tensor]
 @pytest.fixture(autouse=True)
 def nothing_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another test of this process may have: from then on calls are left alone."""
-    monkeypatch.setattr(activations.watched, "for_good", False)
+    monkeypatch.setattr(activations.patches, "for_good", False)
     monkeypatch.setattr(slots, "compiling", False)
     if "__call__" in nn.Linear.__dict__:
         monkeypatch.delattr(nn.Linear, "__call__")
