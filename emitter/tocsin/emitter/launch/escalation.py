@@ -1,4 +1,4 @@
-"""The launcher's hands: carries a stop out on this node, and goes further if the job does not go.
+"""The launcher's stop handler: stops the job on this node, and goes further if it does not end.
 
     agents told not to restart -> ranks told -> edge, or the signals of `signal_ladder`
 

@@ -1,4 +1,4 @@
-"""What `start()` runs where there is no launcher: the environment, the helper, an ear for stops."""
+"""What `start()` runs where there is no launcher: environment, helper, and listener for stops."""
 
 from __future__ import annotations
 

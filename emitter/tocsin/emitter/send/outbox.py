@@ -24,8 +24,8 @@ BATCH_ITEMS: Final = 2_000
 BATCH_BYTES: Final = 8 * 1024 * 1024
 
 
-class Worth(IntEnum):
-    """How much a record is worth; the lowest is dropped first, and its oldest. Lifecycle never is.
+class Priority(IntEnum):
+    """The priority of a record: the lowest is dropped first, and its oldest. Lifecycle never is.
 
     Of urgent records the newest is dropped: the oldest names where it began.
     """
@@ -34,7 +34,7 @@ class Worth(IntEnum):
     TIER_1 = 1
     SCALARS = 2
     MARKS = 3
-    ODD = 4
+    ANOMALY = 4
     LIFECYCLE = 5
 
 
@@ -62,9 +62,9 @@ class QueuedEvent:
 Item = StepRow | QueuedEvent | TensorFrame | SystemFrame
 
 
-def worth_of(collection: str) -> Worth:
-    """How much the tensor summaries of a collection are worth."""
-    return Worth.TIER_1 if collection in TIER_1 else Worth.TIER_2
+def priority_of(collection: str) -> Priority:
+    """The priority of the tensor summaries of a collection."""
+    return Priority.TIER_1 if collection in TIER_1 else Priority.TIER_2
 
 
 class Outbox:
@@ -74,7 +74,7 @@ class Outbox:
         self._max_items = max_items
         self._max_bytes = max_bytes
         # Number, item, bytes; in each queue, the numbers ascend.
-        self._queues: list[deque[tuple[int, Item, int]]] = [deque() for _ in Worth]
+        self._queues: list[deque[tuple[int, Item, int]]] = [deque() for _ in Priority]
         self._next = 0
         self._count = 0
         self._bytes = 0
@@ -83,12 +83,12 @@ class Outbox:
     def __len__(self) -> int:
         return self._count
 
-    def put(self, item: Item, worth: Worth, *, replaces: type[Data] | None = None) -> None:
-        """Add an item; whatever is over the bounds is dropped, the least worth and oldest first.
+    def put(self, item: Item, priority: Priority, *, replaces: type[Data] | None = None) -> None:
+        """Add an item; what exceeds the bounds is dropped, lowest priority and oldest first.
 
         `replaces` takes away an event of that type that still waits: only the newest counts.
         """
-        queue = self._queues[worth]
+        queue = self._queues[priority]
         if replaces is not None:
             for entry in queue:
                 old = entry[1]
@@ -103,11 +103,13 @@ class Outbox:
         self._count += 1
         self._bytes += size
         while self._bytes > self._max_bytes or self._count > self._max_items:
-            victim = next((w for w in Worth if w is not Worth.LIFECYCLE and self._queues[w]), None)
+            victim = next(
+                (p for p in Priority if p is not Priority.LIFECYCLE and self._queues[p]), None
+            )
             if victim is None:
                 return
             full = self._queues[victim]
-            self._bytes -= (full.pop() if victim is Worth.ODD else full.popleft())[2]
+            self._bytes -= (full.pop() if victim is Priority.ANOMALY else full.popleft())[2]
             self._count -= 1
             self.dropped += 1
 

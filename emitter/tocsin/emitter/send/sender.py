@@ -35,11 +35,11 @@ from tocsin.emitter.send.outbox import (
     MAX_ITEMS,
     Item,
     Outbox,
+    Priority,
     QueuedEvent,
     StepRow,
-    Worth,
+    priority_of,
     size_of,
-    worth_of,
 )
 from tocsin.emitter.send.pace import COALESCE_S, SPACING_S, Pace
 from tocsin.schemas.errors import RecordTooLarge
@@ -64,7 +64,7 @@ TURN_S: Final = FLUSH_S + CLOSE_S
 
 _TURN_LOOK_S: Final = 0.02
 
-_SCALARS: Final = Worth.SCALARS
+_SCALARS: Final = Priority.SCALARS
 """The class finds its members slowly, and this one is asked for at each step."""
 
 RESTARTS: Final = 8
@@ -96,7 +96,7 @@ class Sender:
         self._report = report
         self._after = tuple(after)
         self._forks = forks.watched()
-        self._inbox: deque[tuple[Item, Worth]] = deque()
+        self._inbox: deque[tuple[Item, Priority]] = deque()
         self._inbox_bytes = 0  # about: two threads may count at once
         self._flushes: deque[Future[bool]] = deque()
         self._asleep = False
@@ -140,9 +140,9 @@ class Sender:
         """Send an event; all but marks at once."""
         said = QueuedEvent(data, unix_ms())
         if isinstance(data, PhaseMark | CheckpointWritten):
-            self._put(said, Worth.MARKS, False)
+            self._put(said, Priority.MARKS, False)
         else:
-            self._put(said, Worth.LIFECYCLE, True)
+            self._put(said, Priority.LIFECYCLE, True)
 
     def row(self, row: StepRow, *, urgent: bool = False) -> None:
         """Send the scalars of one step."""
@@ -155,7 +155,7 @@ class Sender:
             or len(inbox) > MAX_ITEMS
             or self._inbox_bytes > MAX_BYTES
         ):
-            self._put(row, Worth.ODD if urgent else Worth.SCALARS, urgent)
+            self._put(row, Priority.ANOMALY if urgent else Priority.SCALARS, urgent)
             return
         inbox.append((row, _SCALARS))
         if self._asleep:
@@ -164,7 +164,7 @@ class Sender:
     def frame(self, frame: TensorFrame, *, urgent: bool = False) -> None:
         """Send a tensor summary."""
         self._inbox_bytes += size_of(frame)
-        self._put(frame, Worth.ODD if urgent else worth_of(frame.collection), urgent)
+        self._put(frame, Priority.ANOMALY if urgent else priority_of(frame.collection), urgent)
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
         """Wait until all that was handed in is acknowledged; False if the time was too short."""
@@ -203,17 +203,17 @@ class Sender:
             if self._thread is not None and self._thread is not threading.current_thread():
                 self._thread.join(CLOSE_S)
 
-    def _put(self, item: Item, worth: Worth, urgent: bool) -> None:
+    def _put(self, item: Item, priority: Priority, urgent: bool) -> None:
         """On the training's thread: about 0.5 µs, unless the loop has to be woken."""
         if self._forks != forks.count:
             return
         inbox = self._inbox
         full = len(inbox) > MAX_ITEMS or self._inbox_bytes > MAX_BYTES
         # Full: the loop hangs, and keeps no bounds.
-        if self._over or (full and worth is not Worth.LIFECYCLE):
+        if self._over or (full and priority is not Priority.LIFECYCLE):
             self._full += 1
             return
-        inbox.append((item, worth))
+        inbox.append((item, priority))
         if urgent:
             if not self._urgent:
                 self._urgent = True
@@ -350,9 +350,9 @@ class Sender:
         self._inbox_bytes = 0
         inbox, put = self._inbox, self._outbox.put
         for _ in range(len(inbox)):
-            item, worth = inbox.popleft()
+            item, priority = inbox.popleft()
             is_beat = isinstance(item, QueuedEvent) and isinstance(item.data, Heartbeat)
-            put(item, worth, replaces=Heartbeat if is_beat else None)
+            put(item, priority, replaces=Heartbeat if is_beat else None)
 
     async def _keep_bounds(self) -> None:
         while True:

@@ -72,7 +72,7 @@ class DetailRequests:
             return "expired", None
         if request.issue_id == self._last_issue:
             return "repeated", None
-        # A clock that was set back must not close the ear for hours.
+        # A clock that was set back must not silence this for hours.
         if self._last_ms is not None and 0 <= now_ms - self._last_ms < EVERY_MS:
             return "too_soon", None
         return "look", request

@@ -1,4 +1,4 @@
-"""One ear per node for the commands to a run: reads the control topic, judges, hands over.
+"""One listener per node for the commands to a run: reads the control topic, judges, hands over.
 
 A listener reads its run's control partition from the start. What it finds there from before its own
 time was for a predecessor, unless it names the present incarnation; it is not answered, since the
@@ -58,7 +58,7 @@ _POLL_S: Final = 5.0
 _PAUSE_S: Final = 0.5
 
 
-class Hands(Protocol):
+class StopHandler(Protocol):
     """Does what the listener decides; called on its loop, must not wait."""
 
     def facts(self) -> Facts:
@@ -89,7 +89,7 @@ class Listener:
         self,
         topics: Topics,
         run_id: str,
-        hands: Hands,
+        handler: StopHandler,
         *,
         looks: DetailRequests | None = None,
         now_ms: Callable[[], int] = unix_ms,
@@ -99,7 +99,7 @@ class Listener:
         self.ready: Final = threading.Event()
         self._partition = Partition(topics.control, issue_partition(run_id))
         self._prefix = f"{run_id}/".encode()
-        self._hands = hands
+        self._handler = handler
         self._looks = looks
         self._now_ms = now_ms
         self._memory = Memory()
@@ -178,7 +178,7 @@ class Listener:
         It was there before this listener if `earlier`, and lay unread for at most `waited_ms`.
         """
         try:
-            if self._switch.apply(record, lambda: self._hands.facts().keys):
+            if self._switch.apply(record, lambda: self._handler.facts().keys):
                 return None
         except (SignatureError, RecordError):
             self.counts["switch_refused"] += 1
@@ -190,7 +190,7 @@ class Listener:
         if not record.key.endswith(b"/stop"):
             return None
         signed = SignedCommand(record.key, record.value, read_signature(record.headers))
-        facts = self._hands.facts()
+        facts = self._handler.facts()
         facts = replace(facts, stops_off=facts.stops_off or self._switch.off)
         verdict = decide(signed, facts, self._memory, self._now_ms(), waited_ms=waited_ms)
         self.counts[verdict.reason] += 1
@@ -199,7 +199,7 @@ class Listener:
             # One without the id of its command has nobody who waits for an answer.
             if verdict.command_id and not earlier and self._refused < ANSWERED:
                 self._refused += 1
-                self._hands.refuse(verdict)
+                self._handler.refuse(verdict)
         elif command is not None:
             self._act(verdict.reason, verdict.text, signed, command)
         if command is not None and verdict.reason != "repeated":
@@ -209,12 +209,12 @@ class Listener:
 
     def _act(self, reason: str, text: str, signed: SignedCommand, command: StopRequested) -> None:
         if reason == "obey":
-            self._hands.obey(signed, command)
+            self._handler.obey(signed, command)
             self._memory.obey(command)
         elif reason == "already_stopping":
-            self._hands.join(command)
+            self._handler.join(command)
         elif reason == "already_ended":
-            self._hands.missed(command, text)
+            self._handler.missed(command, text)
 
 
 class ThreadListener:

@@ -15,7 +15,15 @@ from support.waiting import SOON_S, wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus, EmbeddedProducer
 from tocsin.bus.port import BusUnavailable, Outgoing
 from tocsin.emitter.send.encoding import Address
-from tocsin.emitter.send.outbox import Item, Outbox, QueuedEvent, StepRow, Worth, pack, worth_of
+from tocsin.emitter.send.outbox import (
+    Item,
+    Outbox,
+    Priority,
+    QueuedEvent,
+    StepRow,
+    pack,
+    priority_of,
+)
 from tocsin.emitter.send.pace import CALM_S, EARLY_S, HURRIES, SPACING_S, Pace
 from tocsin.emitter.send.sender import Sender
 from tocsin.schemas.records.events import Data
@@ -70,17 +78,17 @@ def step_of(item: Item) -> int | None:
 
 def test_the_oldest_of_the_least_worth_is_dropped_first() -> None:
     box = Outbox(max_items=6)
-    box.put(QueuedEvent(ended(), 0), Worth.LIFECYCLE)
-    box.put(row(0), Worth.SCALARS)
-    box.put(frame(0), Worth.TIER_2)
-    box.put(frame(1), Worth.TIER_1)
-    box.put(frame(2), Worth.TIER_1)
-    box.put(frame(3), Worth.ODD)
-    box.put(frame(4), Worth.TIER_2)
+    box.put(QueuedEvent(ended(), 0), Priority.LIFECYCLE)
+    box.put(row(0), Priority.SCALARS)
+    box.put(frame(0), Priority.TIER_2)
+    box.put(frame(1), Priority.TIER_1)
+    box.put(frame(2), Priority.TIER_1)
+    box.put(frame(3), Priority.ANOMALY)
+    box.put(frame(4), Priority.TIER_2)
     assert box.dropped == 1
-    box.put(row(1), Worth.SCALARS)
-    box.put(row(2), Worth.SCALARS)
-    box.put(row(3), Worth.SCALARS)
+    box.put(row(1), Priority.SCALARS)
+    box.put(row(2), Priority.SCALARS)
+    box.put(row(3), Priority.SCALARS)
     assert [step_of(item) for item in box.drain()] == [None, 0, 3, 1, 2, 3]
     assert (len(box), box.dropped) == (0, 4)
 
@@ -88,34 +96,34 @@ def test_the_oldest_of_the_least_worth_is_dropped_first() -> None:
 def test_of_what_was_odd_the_first_is_kept() -> None:
     box = Outbox(max_items=3)
     for step in range(10):
-        box.put(row(step), Worth.ODD)
+        box.put(row(step), Priority.ANOMALY)
     assert [step_of(item) for item in box.drain()] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
-    ("collection", "worth"),
+    ("collection", "priority"),
     [
-        ("gradients", Worth.TIER_1),
-        ("local_gradients", Worth.TIER_1),
-        ("weights", Worth.TIER_1),
-        ("updates", Worth.TIER_1),
-        ("activations", Worth.TIER_2),
-        ("optimizer_state", Worth.TIER_2),
-        ("attention", Worth.TIER_2),
-        ("my own", Worth.TIER_2),
+        ("gradients", Priority.TIER_1),
+        ("local_gradients", Priority.TIER_1),
+        ("weights", Priority.TIER_1),
+        ("updates", Priority.TIER_1),
+        ("activations", Priority.TIER_2),
+        ("optimizer_state", Priority.TIER_2),
+        ("attention", Priority.TIER_2),
+        ("my own", Priority.TIER_2),
     ],
 )
-def test_what_a_collection_is_worth(collection: str, worth: Worth) -> None:
-    assert worth_of(collection) is worth
+def test_which_priority_a_collection_has(collection: str, priority: Priority) -> None:
+    assert priority_of(collection) is priority
 
 
 def test_items_are_taken_in_the_order_in_which_they_came() -> None:
     box = Outbox()
     for step in range(50):
-        box.put(row(step), Worth.SCALARS)
+        box.put(row(step), Priority.SCALARS)
         if step % 10 == 0:
-            box.put(frame(step), Worth.TIER_1)
-            box.put(beat(step), Worth.LIFECYCLE)
+            box.put(frame(step), Priority.TIER_1)
+            box.put(beat(step), Priority.LIFECYCLE)
     taken = [box.drain(max_items=7) for _ in range(9)]
     assert [len(items) for items in taken] == [7] * 8 + [4]
     steps = [
@@ -128,18 +136,18 @@ def test_items_are_taken_in_the_order_in_which_they_came() -> None:
 def test_lifecycle_is_never_dropped_and_bytes_count() -> None:
     box = Outbox(max_items=3)
     for _ in range(5):
-        box.put(QueuedEvent(ended(), 0), Worth.LIFECYCLE)
+        box.put(QueuedEvent(ended(), 0), Priority.LIFECYCLE)
     assert (len(box), box.dropped) == (5, 0)
     small = Outbox(max_bytes=5_000)
     for step in range(100):
-        small.put(frame(step), Worth.TIER_1)
+        small.put(frame(step), Priority.TIER_1)
     assert 0 < len(small) < 10
 
 
 def test_only_the_newest_heartbeat_waits() -> None:
     box = Outbox()
     for step in range(3):
-        box.put(beat(step), Worth.LIFECYCLE, replaces=Heartbeat)
+        box.put(beat(step), Priority.LIFECYCLE, replaces=Heartbeat)
     (only,) = box.drain()
     assert isinstance(only, QueuedEvent)
     assert isinstance(only.data, Heartbeat)

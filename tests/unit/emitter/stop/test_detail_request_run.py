@@ -33,7 +33,7 @@ CAPTURE = json.dumps({"collections": {name: {"every": EVERY} for name in ("gradi
 RULE = "learning_rate_anomaly"
 
 
-class _NoHands:
+class _NoHandler:
     """No stop is asked for here."""
 
     def __getattr__(self, name: str) -> object:
@@ -79,9 +79,9 @@ def test_a_warning_brings_rows_of_each_step_for_fifty_steps(
         members = Members(training.origin.incarnation, process_lives)
         for message in launcher.drain():
             members.receive(message)
-        hands: object = _NoHands()
+        handler: object = _NoHandler()
         looks = DetailRequests("r1", members)
-        listener = Listener(Topics(), "r1", hands, looks=looks)  # type: ignore[arg-type]  # none
+        listener = Listener(Topics(), "r1", handler, looks=looks)  # type: ignore[arg-type]  # none
 
         async def listen() -> None:
             async with EmbeddedBus(tmp_path / "bus.db", create=False) as bus:

@@ -111,7 +111,7 @@ def test_what_is_not_for_this_training_now_is_left_aside(node: Node) -> None:
     assert sum(looks.counts.values()) == 7
 
 
-class _NoHands:
+class _NoHandler:
     """A request to look closer needs none."""
 
     def __getattr__(self, name: str) -> object:
@@ -119,8 +119,8 @@ class _NoHands:
 
 
 def test_the_listener_hands_only_that_key_of_its_run_on(node: Node) -> None:
-    hands: object = _NoHands()
-    listener = Listener(Topics(), "r1", hands, looks=node.looks)  # type: ignore[arg-type]  # none
+    handler: object = _NoHandler()
+    listener = Listener(Topics(), "r1", handler, looks=node.looks)  # type: ignore[arg-type]  # none
     good = record(request())
     for key in (b"r12/look_closer", b"r1/i1/look_closer", b"_all/look_closer", b"look_closer"):
         assert listener.apply(Record(PLACE, 0, NOW_MS, key, good.value, good.headers)) is None

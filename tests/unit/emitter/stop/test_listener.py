@@ -17,7 +17,7 @@ from support.stops import StopSigner, outgoing
 from support.waiting import until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import BusUnavailable, Reader, Record
-from tocsin.emitter.stop import datagrams, listener
+from tocsin.emitter.stop import datagrams
 from tocsin.emitter.stop.listener import ANSWERED, Listener, ThreadListener
 from tocsin.emitter.stop.verification import (
     SKEW_MS,
@@ -184,7 +184,7 @@ def test_a_broken_key_file_does_not_hide_the_good_ones(tmp_path: Path) -> None:
 
 
 @dataclass
-class RecordedHands:
+class RecordingHandler:
     """Writes down what it is told to do."""
 
     current: Facts
@@ -207,8 +207,8 @@ class RecordedHands:
 
 
 @pytest.fixture
-def hands(signer: StopSigner) -> RecordedHands:
-    return RecordedHands(facts_of(signer))
+def handler(signer: StopSigner) -> RecordingHandler:
+    return RecordingHandler(facts_of(signer))
 
 
 def record(signed: SignedCommand, run_id: str = "r1") -> Record:
@@ -217,14 +217,14 @@ def record(signed: SignedCommand, run_id: str = "r1") -> Record:
 
 
 def test_a_command_that_came_while_the_bus_was_away_has_expired(
-    signer: StopSigner, hands: RecordedHands, monkeypatch: pytest.MonkeyPatch
+    signer: StopSigner, handler: RecordingHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reader could not read for ten minutes; the command was good for one."""
     monotonic = [0.0]
     monkeypatch.setattr("tocsin.emitter.stop.listener.time.monotonic", lambda: monotonic[0])
     sent = signer.command("r1", "i1", requested_ms=NOW_MS, not_after_ms=NOW_MS + MINUTE_MS)
     signed = signer.sign(sent)
-    ear = Listener(Topics(), "r1", hands, now_ms=lambda: NOW_MS + 10 * MINUTE_MS)
+    listener = Listener(Topics(), "r1", handler, now_ms=lambda: NOW_MS + 10 * MINUTE_MS)
 
     class Away:
         async def poll(self, *, timeout_s: float) -> list[Record]:
@@ -237,68 +237,68 @@ def test_a_command_that_came_while_the_bus_was_away_has_expired(
 
     monkeypatch.setattr(listener, "_PAUSE_S", 0.0)
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(ear._read(cast(Reader, Away()), 0))
-    assert ear.counts == Counter(expired=1)
+        asyncio.run(listener._read(cast(Reader, Away()), 0))
+    assert listener.counts == Counter(expired=1)
 
 
-def test_one_effect_per_incarnation(signer: StopSigner, hands: RecordedHands) -> None:
-    listener = Listener(Topics(), "r1", hands)
+def test_one_effect_per_incarnation(signer: StopSigner, handler: RecordingHandler) -> None:
+    listener = Listener(Topics(), "r1", handler)
     first = signer.command("r1", "i1")
     second = signer.command("r1", "i1")
     for signed in (signer.sign(first), signer.sign(first), signer.sign(second)):
         listener.apply(record(signed))
-    assert hands.done == [("obey", first.command_id), ("join", second.command_id)]
-    hands.current = replace(hands.current, incarnation="i2")
+    assert handler.done == [("obey", first.command_id), ("join", second.command_id)]
+    handler.current = replace(handler.current, incarnation="i2")
     third = signer.command("r1", "i2")
     listener.apply(record(signer.sign(third)))
     listener.apply(record(signer.sign(signer.command("r1", "i1"))))
-    assert hands.done[2:] == [("obey", third.command_id), ("refuse", "other_incarnation")]
+    assert handler.done[2:] == [("obey", third.command_id), ("refuse", "other_incarnation")]
 
 
 def test_records_that_are_no_command_to_this_run_are_left_aside(
-    signer: StopSigner, hands: RecordedHands
+    signer: StopSigner, handler: RecordingHandler
 ) -> None:
-    listener = Listener(Topics(), "r1", hands)
+    listener = Listener(Topics(), "r1", handler)
     other = record(signer.sign(signer.command("r12", "i1")))
     tombstone = replace(record(signer.sign(signer.command("r1", "i1"))), value=None)
     approval = replace(other, key=b"r1/i1/approval")
     for each in (other, tombstone, approval):
         assert listener.apply(each) is None
-    assert hands.done == []
+    assert handler.done == []
 
 
 def test_answers_to_attacks_are_bounded_and_all_are_counted(
-    signer: StopSigner, hands: RecordedHands
+    signer: StopSigner, handler: RecordingHandler
 ) -> None:
-    listener, attacker = Listener(Topics(), "r1", hands), StopSigner()
+    listener, attacker = Listener(Topics(), "r1", handler), StopSigner()
     for _ in range(ANSWERED + 50):
         listener.apply(record(attacker.sign(signer.command("r1", "i1"))))
-    assert len(hands.done) == ANSWERED
+    assert len(handler.done) == ANSWERED
     assert listener.counts == Counter(untrusted_key=ANSWERED + 50)
     good = signer.command("r1", "i1")
     listener.apply(record(signer.sign(good)))
-    assert hands.done[-1] == ("obey", good.command_id)
+    assert handler.done[-1] == ("obey", good.command_id)
 
 
 async def test_a_predecessors_commands_are_not_answered_again(
-    tmp_path: Path, signer: StopSigner, hands: RecordedHands
+    tmp_path: Path, signer: StopSigner, handler: RecordingHandler
 ) -> None:
     topics = Topics()
     async with EmbeddedBus(tmp_path / "bus.db") as bus:
         await bus.init(topics.specs())
         producer = await bus.producer()
         await producer.publish([outgoing(signer.sign(signer.command("r1", "i0")), "r1")])
-        listener = Listener(topics, "r1", hands)
+        listener = Listener(topics, "r1", handler)
         task = asyncio.create_task(listener.listen(bus))
         await until(listener.ready.is_set)
         late = signer.command("r1", "i0")
         good = signer.command("r1", "i1")
         await producer.publish([outgoing(signer.sign(each), "r1") for each in (late, good)])
-        await until(lambda: len(hands.done) == 2)
+        await until(lambda: len(handler.done) == 2)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await producer.close()
-    assert hands.done == [("refuse", "other_incarnation"), ("obey", good.command_id)]
+    assert handler.done == [("refuse", "other_incarnation"), ("obey", good.command_id)]
     assert listener.counts["other_incarnation"] == 2
 
 
