@@ -175,7 +175,7 @@ def test_under_torchrun_the_bad_rank_is_named_and_no_rank_is_restarted(kafka_sit
     assert "end rank" not in finished.stdout
     left = {each.rank: each.step for each in kafka_site.said("bad-rank", StopLeft)}
     assert set(left) == {0, 1}
-    assert set(left.values()) == {finished.summary["stop"]["step"]}, "all at one edge"
+    assert set(left.values()) == {finished.summary["stop"]["step"]}, "all at one exit point"
 
 
 # -- a loop that hangs

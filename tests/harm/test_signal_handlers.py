@@ -22,7 +22,7 @@ import torch
 from support.captured import captured
 from tocsin.emitter.process.isolation import Isolation
 from tocsin.emitter.stop import exit_points
-from tocsin.emitter.stop.leave_report import Edge
+from tocsin.emitter.stop.leave_report import ExitPoint
 from tocsin.schemas.records.frames import RecordOrigin
 
 _HERE = "/tocsin/emitter/"
@@ -92,11 +92,11 @@ def test_our_own_error_is_none_of_theirs_though_it_holds_frames() -> None:
     assert list(isolation.off) == ["probe"]
 
 
-def test_it_passes_an_edge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_it_passes_an_exit_point(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TOCSIN_RUNTIME_DIR", str(tmp_path))
     rank = exit_points.started(RecordOrigin(run_id="r1", incarnation="i1"), lambda data: None)
 
-    def at_exit_point(exit_point: Edge, step: int) -> None:
+    def at_exit_point(exit_point: ExitPoint, step: int) -> None:
         strike()
 
     try:

@@ -72,7 +72,7 @@ def train(folder: Path, kind: str, rank: int) -> dict[str, object]:
 def rank_main(folder: Path, rank: int) -> None:
     """All trainings of one rank."""
     torch.set_num_threads(1)
-    rank_module.COMMAND_S = 60.0  # type: ignore[misc]  # a test's machine is busy
+    rank_module.CONFIRMATION_WAIT_S = 60.0  # type: ignore[misc]  # a test's machine is busy
     # Where ranks do not make the same steps.
     rank_agreement.HEARD_PATIENCE_S = 1.0  # type: ignore[misc]  # shorter for this test
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}

@@ -4,7 +4,7 @@ python -m support.stopped_ranks FOLDER RANKS ROUNDS [--sleeps RANK]
 
 torch is imported once, then the ranks are forked. `FOLDER/pids` has a line for each rank, and
 `FOLDER/steps` one for each step of rank 0: `ROUND STEP`. `--sleeps` has one rank sleep from step 20
-on for an hour, so that it never comes to an edge again.
+on for an hour, so that it never comes to an exit point again.
 """
 
 from __future__ import annotations

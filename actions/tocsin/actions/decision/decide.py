@@ -21,7 +21,7 @@ from tocsin.schemas.configuration.routing.silences import Muted
 from tocsin.schemas.records.deliveries import LATE
 from tocsin.schemas.records.issues import Issue, IssueOngoing
 
-NOT_TOLD: Final = "its start was not sent there"
+START_NOT_SENT: Final = "its start was not sent there"
 NOT_RESOLVED: Final = "send_resolved is false: the end of an issue is not sent there"
 
 
@@ -163,7 +163,7 @@ class Decisions:
             yield item if sends else replace(item, forbidden=NOT_RESOLVED)
         for item in self.routing.plan(issue):
             if item.action not in told:
-                yield replace(item, forbidden=NOT_TOLD)
+                yield replace(item, forbidden=START_NOT_SENT)
 
     def _routed(self, issue: Issue, noticed: Mapping[str, Noticed]) -> Iterator[Planned]:
         """Who was notified of an issue, each with the route that would notify them now."""

@@ -1,8 +1,8 @@
 """The last stage of a stop: a backend ends the job whose launcher has not ended it. Pure.
 
-It is the turn of a backend when the launcher's own ladder (edge, SIGTERM, SIGKILL) is over without
-an end, or at once when the run is lost: its launcher is gone. The entry of the stop in the ledger
-names the target and the job from then on, so whoever comes next goes on with the same job.
+It is the turn of a backend when the launcher's own ladder (exit point, SIGTERM, SIGKILL) is over
+without an end, or at once when the run is lost: its launcher is gone. The entry of the stop in the
+ledger names the target and the job from then on, so whoever comes next goes on with the same job.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ class BackendStops:
 def ladder_end_ms(stop: Delivery, view: RunView) -> int:
     """When a launcher that obeys has ended the job at the latest, of a stop that was sent.
 
-    It gives the job its grace for the edge, once more while it saves, and again after SIGTERM.
+    It gives the job its grace for the exit point, once more while it saves, and again after
+    SIGTERM.
     """
     mine = view.stop if view.stop and view.stop.command_id == stop.delivery_id else None
     states = {} if mine is None else mine.states

@@ -39,7 +39,7 @@ QUIET_S: Final = 5.0
 """After so long without an answer a line reports that."""
 
 BEYOND_GRACE_S: Final = 20.0
-"""How much longer than both graces (for the edge, and after SIGTERM) the default wait is."""
+"""How much longer than both graces (for the exit point, and after SIGTERM) the default wait is."""
 
 _POLL_S: Final = 1.0
 _DAY_S: Final = 86_400.0

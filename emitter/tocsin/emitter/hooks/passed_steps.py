@@ -4,8 +4,8 @@ Where a step takes a millisecond, all that is asked about it costs a tenth of it
 objects behind the hooks are not in the processor's caches any more when the step comes back to
 them. So only each k-th of such steps is looked at (`tocsin.emitter.plan.budget` chooses k), and in
 between a hook does nothing but return. What stays exact: the number of the step, that something
-goes on, steps that a GradScaler skips, values that the user names, and the edge behind a step at
-which the loop may be left.
+goes on, steps that a GradScaler skips, values that the user names, and the exit point behind a step
+at which the loop may be left.
 
 A stretch ends before the next step that is looked at, after `LONGEST_S`, and at once where
 something comes by that is no plain step: an evaluation, a checkpoint, a marked phase, an optimizer

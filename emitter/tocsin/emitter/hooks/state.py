@@ -34,11 +34,11 @@ from tocsin.emitter.training.context import current
 
 if TYPE_CHECKING:
     from tocsin.emitter.capture.capture import Capture
-    from tocsin.emitter.stop.leave_report import Edge
+    from tocsin.emitter.stop.leave_report import ExitPoint
 
 BACKWARDS_WITHOUT_STEP: Final = 16
-"""Backward calls without an optimizer step after which each is an edge; or twice as many as this
-training has ever made between two steps, where that is more."""
+"""Backward calls without an optimizer step after which each is an exit point; or twice as many as
+this training has ever made between two steps, where that is more."""
 
 NO_STEP: Final = 50
 """Backward calls without an optimizer step after which that is reported, if gradients were cleared
@@ -320,8 +320,8 @@ class Hooks(LoopState):
             if self.hook_probes.loaders.trains:
                 self.hook_probes.checks.epoch()
 
-    def check(self, exit_point: Edge) -> None:
-        """An edge. Outside of the isolation: raises StopTraining on purpose."""
+    def check(self, exit_point: ExitPoint) -> None:
+        """An exit point. Outside of the isolation: raises StopTraining on purpose."""
         if self.capture is not None:
             self.capture.training.check(exit_point)
 

@@ -19,7 +19,7 @@ Where they sit, and why there:
 - the constructor of learning-rate schedules: how often they are stepped;
 - `torch.save`, and what frameworks have beside and above it; `torch.load`, before the first step.
 
-The only thing that leaves the isolation is the stop, on purpose, at an edge.
+The only thing that leaves the isolation is the stop, on purpose, at an exit point.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _after_step(
     made = hooks.isolation.run(
         "steps", hooks.after_step, optimizer, closure=_has_closure(args, kwargs)
     )
-    # With the probe off every step of any optimizer is an edge still.
+    # With the probe off every step of any optimizer is an exit point still.
     if made or "steps" in hooks.isolation.off:
         hooks.check("optimizer_step")
 

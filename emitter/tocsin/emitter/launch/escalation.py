@@ -1,6 +1,6 @@
 """The launcher's stop handler: stops the job on this node, and goes further if it does not end.
 
-    agents told not to restart -> ranks told -> edge, or the signals of `signal_ladder`
+    agents told not to restart -> ranks told -> exit point, or the signals of `signal_ladder`
 
 A job without a training gets SIGTERM at once: nobody there can hear. That the job is gone is looked
 at, never assumed. Where the trained process has gone and CMD goes on to another training (a script

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     import torch
 
-MAX_TOLD: Final = 16
+MAX_REPORTS: Final = 16
 """How often it is reported what has changed: a loop may make an optimizer for each step."""
 
 
@@ -27,7 +27,7 @@ class BackwardSharing:
         self._newest: int | None = None
         self._count = 0
         self._told = 0
-        self._left = MAX_TOLD
+        self._left = MAX_REPORTS
 
     def stepped(self, optimizer: torch.optim.Optimizer, *, backward: bool) -> None:
         """This optimizer has stepped; `backward`: it is the first to do so after a backward

@@ -15,7 +15,7 @@ from tocsin.schemas.monotonic_clock import unix_us
 COPY_EVERY: Final = 100
 """Updates after which the scale is copied from a GPU; after each skipped step it is, too."""
 
-SAY_EVERY: Final = 10
+REPORT_EVERY: Final = 10
 """Skipped steps in a row after which it is reported that no step was made."""
 
 
@@ -40,7 +40,7 @@ class LossScaler:
         if made_step:
             return False
         self._losses.skipped += 1
-        if self._losses.skipped % SAY_EVERY == 0:
+        if self._losses.skipped % REPORT_EVERY == 0:
             self._report("scaler_skipped", float(self._losses.skipped))
         return True
 

@@ -1,14 +1,14 @@
 """Where a training process leaves its loop for a stop.
 
-Capture calls `started` when a training begins, `check` at each edge (outside of its isolation)
-and `finished` at its end. In between the rank listens (`tocsin.emitter.stop.rank`).
+Capture calls `started` when a training begins, `check` at each exit point (outside of its
+isolation) and `finished` at its end. In between the rank listens (`tocsin.emitter.stop.rank`).
 
 While nothing was heard `check` costs an attribute or two; with several ranks there is also the
 agreement (`tocsin.emitter.stop.rank_agreement`).
 
 A framework that can end its loop in good order takes the stop over (`exception.take_over`): it is
-not raised at the edge then, but when the loop has ended (`leave`), or at the next edge if the loop
-goes on.
+not raised at the exit point then, but when the loop has ended (`leave`), or at the next exit point
+if the loop goes on.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Callable
 
 from tocsin.emitter.process.isolation import from_signal
 from tocsin.emitter.stop import side_group
-from tocsin.emitter.stop.leave_report import Edge, Emit, Flush
-from tocsin.emitter.stop.rank import Look, Rank
+from tocsin.emitter.stop.leave_report import Emit, ExitPoint, Flush
+from tocsin.emitter.stop.rank import Rank, RequestDetail
 from tocsin.emitter.stop.verification import STOP
 from tocsin.schemas.records.frames import RecordOrigin
 
@@ -47,7 +47,7 @@ def started(
     local_rank: int = 0,
     restart_count: int = 0,
     training: int = 0,
-    look_closer: Look | None = None,
+    look_closer: RequestDetail | None = None,
     finite: Callable[[], bool] | None = None,
 ) -> Rank:
     """A training begins in this process: listen, and sign on to the launcher.
@@ -67,8 +67,8 @@ def started(
     return _rank
 
 
-def check(exit_point: Edge, step: int) -> None:
-    """An edge where this process can leave. Raises StopTraining if a verified stop is due here."""
+def check(exit_point: ExitPoint, step: int) -> None:
+    """At an exit point of this process: raises StopTraining if a verified stop is due."""
     rank = _rank
     if rank is not None:
         rank.step = step
@@ -86,7 +86,7 @@ def check(exit_point: Edge, step: int) -> None:
 
 
 def asks(step: int) -> bool:
-    """The same edge, passed by quickly: whether `check` has more to do there than to note it."""
+    """At the same exit point on the fast path: whether `check` has more to do than note it."""
     rank = _rank
     if rank is None:
         return False
@@ -95,7 +95,7 @@ def asks(step: int) -> bool:
 
 
 def listening() -> Rank | None:
-    """The rank of the training of this process: who passes edges by quickly asks it himself."""
+    """The rank of the training of this process, for the fast path to ask itself."""
     return _rank
 
 

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 FLUSH_S: Final = 2.0
 """How long a leaving rank waits for its last records to be acknowledged, seconds."""
 
-Edge = Literal["optimizer_step", "scaler_update", "backward", "evaluation"]
+ExitPoint = Literal["optimizer_step", "scaler_update", "backward", "evaluation"]
 """Where a rank leaves for a command."""
 
 Emit = Callable[[Data], object]
@@ -101,7 +101,7 @@ class LeaveReport:
         self,
         stop: StopTraining,
         command: StopRequested | None,
-        exit_point: Edge,
+        exit_point: ExitPoint,
         step: int,
         choice: saving.Choice,
     ) -> None:

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, NoReturn
 
 from tocsin.emitter.stop import before_update, datagrams, saving
 from tocsin.emitter.stop.exception import StopTraining, taken_over
-from tocsin.emitter.stop.leave_report import Edge, Emit, Flush, LeaveReport
+from tocsin.emitter.stop.leave_report import Emit, ExitPoint, Flush, LeaveReport
 from tocsin.emitter.stop.rank_agreement import Agreement
 from tocsin.emitter.stop.rank_socket import RankSocket
 from tocsin.emitter.stop.verification import (
@@ -40,30 +40,31 @@ from tocsin.schemas.records.stops.commands import StopAcknowledged, StopRefused,
 
 logger = logging.getLogger(__name__)
 
-TOLD_S: Final = 0.5
+COMMAND_COPY_WAIT_S: Final = 0.5
 """How long a rank that leaves with the others waits for its own copy of the command, seconds."""
 
-EVALUATION_S: Final = 5.0
-"""Evaluation batches are not edges of all ranks: one leaves there only this long after it heard."""
+EVALUATION_EXIT_WAIT_S: Final = 5.0
+"""Evaluation batches are not exit points of all ranks: one leaves there only this long after it
+has received the command, seconds."""
 
-TAKEN_S: Final = 5.0
+FRAMEWORK_STOP_WAIT_S: Final = 5.0
 """How long a framework that has taken a stop over may go on without ending its loop, seconds."""
 
-UNTOLD_GRACE_S: Final = 5.0
+UNCONFIRMED_SAVE_WAIT_S: Final = 5.0
 """How long a rank without its copy of the command waits for a write that goes on, seconds."""
 
-COMMAND_S: Final = 5.0
+CONFIRMATION_WAIT_S: Final = 5.0
 """How long a rank that has left before an update stays for the command that confirms it, seconds.
 """
 
-Look = Callable[[int, str], object]
+RequestDetail = Callable[[int, str], object]
 """Capture more for so many steps, and why. Called on the listening thread; must not wait."""
 
 
-class _Taken(NamedTuple):
+class _TakenOver(NamedTuple):
     stop: StopTraining
     command: StopRequested | None
-    exit_point: Edge
+    exit_point: ExitPoint
     step: int
     at: float
     choice: saving.Choice | None
@@ -83,7 +84,7 @@ class Rank:
         restart_count: int = 0,
         training: int = 0,
         agreed: Agreement | None = None,
-        look_closer: Look | None = None,
+        look_closer: RequestDetail | None = None,
         finite: Callable[[], bool] | None = None,
         now_ms: Callable[[], int] = unix_ms,
     ) -> None:
@@ -96,11 +97,11 @@ class Rank:
         self._look_closer = look_closer
         self._now_ms = now_ms
         self._memory = Memory()
-        self._heard: StopRequested | None = None
-        self._heard_at = 0.0
-        self._told = threading.Event()
+        self._command: StopRequested | None = None
+        self._received_at = 0.0
+        self._received = threading.Event()
         self._saving = False
-        self._taken: _Taken | None = None
+        self._taken_over: _TakenOver | None = None
         self._closed = False
         self._socket = RankSocket(origin, self._apply)
         self._leaving = LeaveReport(origin, emit, self._socket, flush=flush, finite=finite)
@@ -113,16 +114,16 @@ class Rank:
         """Where this rank listens; None if it could not."""
         return self._socket.path
 
-    def at_exit_point(self, exit_point: Edge, step: int) -> None:
+    def at_exit_point(self, exit_point: ExitPoint, step: int) -> None:
         """Leave here if it is time. Raises StopTraining."""
         if self._saving:
             return
-        taken = self._taken
+        taken = self._taken_over
         if taken is not None:
-            if step > taken.step or time.monotonic() - taken.at > TAKEN_S:
+            if step > taken.step or time.monotonic() - taken.at > FRAMEWORK_STOP_WAIT_S:
                 self.leave()
             return
-        command = self._heard
+        command = self._command
         if self._agreed is not None and exit_point != "evaluation":
             leave = self._agreed.at_exit_point(command is not None)
             if self._agreed.broken is not None:
@@ -133,12 +134,13 @@ class Rank:
                 self.awake = command is not None
             elif leave:
                 # Another rank heard; the datagram to this one may be on its way still, or lost.
-                self._told.wait(TOLD_S)
-                self._leave(self._heard, exit_point, step)
+                self._received.wait(COMMAND_COPY_WAIT_S)
+                self._leave(self._command, exit_point, step)
         if command is None:
             return
         waiting = self._agreed is not None and (
-            exit_point != "evaluation" or time.monotonic() - self._heard_at < EVALUATION_S
+            exit_point != "evaluation"
+            or time.monotonic() - self._received_at < EVALUATION_EXIT_WAIT_S
         )
         if not waiting:
             self._leave(command, exit_point, step)
@@ -152,14 +154,14 @@ class Rank:
         """The loop has ended for a stop that was taken over, or should have. Raises StopTraining
         then; otherwise nothing happens.
         """
-        taken = self._taken
+        taken = self._taken_over
         if taken is not None:
             choice = taken.choice or saving.framework_choice(taken.writes)
             self._leaving.report(taken.stop, taken.command, taken.exit_point, taken.step, choice)
             raise taken.stop
 
     def receive(self, signed: SignedCommand) -> None:
-        """Judge a command; from the listening thread."""
+        """Verify a command; from the listening thread."""
         origin = self.origin
         facts = Facts(
             origin.run_id,
@@ -185,9 +187,9 @@ class Rank:
         if verdict.reason != "obey":
             return
         self._memory.obey(command)
-        self._heard_at = time.monotonic()
-        self._heard = command
-        self._told.set()
+        self._received_at = time.monotonic()
+        self._command = command
+        self._received.set()
         self.awake = True
         self._emit(
             StopAcknowledged(
@@ -199,8 +201,10 @@ class Rank:
         self._leaving.confirm(command)
 
     def await_command(self) -> None:
-        """Where this rank has left before an update: wait for the command, within `COMMAND_S`."""
-        self._leaving.await_confirmation(COMMAND_S)
+        """Where this rank has left before an update: wait for the command, within
+        `CONFIRMATION_WAIT_S`.
+        """
+        self._leaving.await_confirmation(CONFIRMATION_WAIT_S)
 
     @property
     def updates_unguarded(self) -> bool:
@@ -211,7 +215,7 @@ class Rank:
         """Whether this rank leaves before the update of `step`: `bad` are its gradients, and those
         of all ranks where they are `alike`. May wait for the listener of the node and other ranks.
         """
-        if self._leaving.over or self._saving or self._taken is not None:
+        if self._leaving.over or self._saving or self._taken_over is not None:
             return False
         was_off = self._early.off
         leaves = self._early.decide(bad, step, self._agreed, alike=alike)
@@ -225,7 +229,7 @@ class Rank:
         """Raise StopTraining: the step after `step`, the last completed one (-1: none), is not
         made. Waits for a checkpoint that is being written, or is to be.
         """
-        saving.writes.wait(UNTOLD_GRACE_S)
+        saving.writes.wait(UNCONFIRMED_SAVE_WAIT_S)
         choice = self._leaving.choose(
             policy,
             None if self._agreed is None else self._agreed.vote,
@@ -260,8 +264,8 @@ class Rank:
 
     def _end_agreement(self, why: str, step: int) -> None:
         self._agreed = None
-        self.awake = self._heard is not None
-        self._degraded("stop_agreement", f"each rank leaves at its own edge: {why}", step)
+        self.awake = self._command is not None
+        self._degraded("stop_agreement", f"each rank leaves at its own exit point: {why}", step)
 
     def _degraded(self, probe: str, reason: str, step: int) -> None:
         logger.warning("stop: %s", reason)
@@ -269,14 +273,14 @@ class Rank:
             CaptureDegraded(**self._who(), probe=probe, reason=clip(reason, 500), step=max(step, 0))
         )
 
-    def _leave(self, command: StopRequested | None, exit_point: Edge, step: int) -> None:
+    def _leave(self, command: StopRequested | None, exit_point: ExitPoint, step: int) -> None:
         reason = "another rank received a stop" if command is None else command.reason
         issue_id = None if command is None else command.issue_id
         if self._leaving.over:
             # Somebody has caught it, and goes on.
             raise StopTraining(reason, step=step, issue_id=issue_id)
         # A write on another thread would be cut off.
-        saving.writes.wait(UNTOLD_GRACE_S if command is None else command.grace_s)
+        saving.writes.wait(UNCONFIRMED_SAVE_WAIT_S if command is None else command.grace_s)
         choice = self._leaving.choose(
             None if command is None else command.checkpoint,
             None if self._agreed is None else self._agreed.most,
@@ -286,14 +290,16 @@ class Rank:
         # Both of these are inside a step of the loop; the others may be far from its end.
         if exit_point in ("optimizer_step", "scaler_update") and taken_over(stop):
             ended = saving.writes.ended
-            self._taken = _Taken(stop, command, exit_point, step, time.monotonic(), choice, ended)
+            self._taken_over = _TakenOver(
+                stop, command, exit_point, step, time.monotonic(), choice, ended
+            )
             self.awake = True
             return
         self._leaving.report(stop, command, exit_point, step, choice or self._save())
         raise stop
 
     def _save(self) -> saving.Choice:
-        # What saves may run through batches: they are no edges now.
+        # What saves may run through batches: they are no exit points now.
         self._saving = True
         try:
             return saving.save()

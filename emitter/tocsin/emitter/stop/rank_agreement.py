@@ -1,21 +1,21 @@
 """All ranks of one training leave at the same step.
 
 Rounds. Now and then the ranks take the maximum, over all of them, of two numbers: what a rank knows
-(nothing, something went wrong, a stop was heard) and "so many edges until the next round". A round
-is started at one edge, asynchronously, and its result is taken at the next edge, by all ranks at
-the same one, since they count edges alike. Ranks that step together (DDP, FSDP: each backward waits
-for all) have all started a round before any of them comes to the next edge, so its result is there
-and nobody waits; short steps give gloo's own threads one edge more. A round costs 60 to 200
-microseconds on gloo (`benchmarks/agreement.py`); rounds are `ROUND_S` apart, so that is less than
-0.1 % of the time.
+(nothing, something went wrong, a stop was heard) and "so many exit points until the next round". A
+round is started at one exit point, asynchronously, and its result is taken at the next exit point,
+by all ranks at the same one, since they count exit points alike. Ranks that step together (DDP,
+FSDP: each backward waits for all) have all started a round before any of them comes to the next
+exit point, so its result is there and nobody waits; short steps give gloo's own threads one exit
+point more. A round costs 60 to 200 microseconds on gloo (`benchmarks/agreement.py`); rounds are
+`ROUND_S` apart, so that is less than 0.1 % of the time.
 
 A rank sees itself that its loss is NaN, long before anybody has signed a command. From then on all
-ranks hold a round at each edge and take its result at the next one, for `ALERT_EXIT_POINTS`: once
-a rank has heard, they leave two edges later, however short the steps are.
+ranks hold a round at each exit point and take its result at the next one, for `ALERT_EXIT_POINTS`:
+once a rank has heard, they leave two exit points later, however short the steps are.
 
 Ranks that do not step together would wait for one another here. They may, for a small share of the
 time; beyond it, or when a round fails, the agreement ends for good and each rank leaves at its own
-edge.
+exit point.
 
 At exit. A gloo thread that lets go of a tensor needs the interpreter; after its end that aborts the
 process (measured: SIGABRT at the exit of a healthy run). So there is one tensor for all rounds, and
@@ -49,17 +49,18 @@ HEARD_PATIENCE_S: Final = 5.0
 """Once a stop was heard a rank waits this long for the others, seconds."""
 
 ALERT_EXIT_POINTS: Final = 256
-"""So many edges have a round each after something went wrong."""
+"""Exit points that have a round each after something went wrong."""
 
-CALM_EDGES: Final = 4 * ALERT_EXIT_POINTS
-"""And so many edges after it began, another such time may begin: the rounds cost time."""
+ALERT_SPACING: Final = 4 * ALERT_EXIT_POINTS
+"""Exit points between the beginnings of two such times, at least: the rounds cost time."""
 
 _NOTHING, _ALERT, _STOP = 0, 1, 2
 _MAX_INTERVAL: Final = 32
 _POLL_S: Final = 0.00005
 _SETTLE: Final = 8
 _SHORT_STEPS: Final = 4
-"""With so many edges between two rounds, or more, a round's result is taken two edges later."""
+"""With so many exit points between two rounds, or more, a round's result is taken two exit points
+later."""
 
 
 class Round(Protocol):
@@ -104,13 +105,13 @@ class Agreement:
         self._waited_s = 0.0
         self._exit_points = 0
         self._next_round = 0
-        self._exit_points_a_round = 1
+        self._exit_points_per_round = 1
         self._round: Round | None = None
         self._last_round_at: float | None = None
         self._exit_points_since = 0
         self._interval = 1
         self._alerted = False
-        self._alert_began = -CALM_EDGES
+        self._alert_began = -ALERT_SPACING
         self.broken: str | None = None
         self.unpaired = False
         """Whether a vote had no partner: whatever this rank began on the group now would be taken
@@ -119,7 +120,7 @@ class Agreement:
 
     def alert(self) -> None:
         """Something went wrong here that a stop may follow; never waits."""
-        if self._exit_points - self._alert_began >= CALM_EDGES:
+        if self._exit_points - self._alert_began >= ALERT_SPACING:
             self._alerted = True
 
     def close(self) -> None:
@@ -140,7 +141,7 @@ class Agreement:
         self._collective = self._votes = None
 
     def at_exit_point(self, heard: bool) -> bool:
-        """Count an edge; True if all ranks leave at this one. `broken` is why there is no more.
+        """Count an exit point; True if all ranks leave here. `broken` is why there is no more.
 
         A rank that has heard may wait here for up to `HEARD_PATIENCE_S`, once.
         """
@@ -150,7 +151,7 @@ class Agreement:
             return False
         try:
             if self._round is not None:
-                if exit_point < self._next_round + self._exit_points_a_round:
+                if exit_point < self._next_round + self._exit_points_per_round:
                     return False
                 if not self._await(self._round, heard):
                     self.broken = "the ranks do not step alike"
@@ -164,7 +165,7 @@ class Agreement:
                 if exit_point - self._alert_began < ALERT_EXIT_POINTS:
                     interval = 1
                 self._next_round += max(1, interval)
-                self._exit_points_a_round = 2 if interval >= _SHORT_STEPS else 1
+                self._exit_points_per_round = 2 if interval >= _SHORT_STEPS else 1
             if exit_point >= self._next_round:
                 self._measure()
                 known = _STOP if heard else _ALERT if self._alerted else _NOTHING
@@ -175,8 +176,8 @@ class Agreement:
         return False
 
     def most(self, value: int) -> int | None:
-        """The highest of what all ranks pass, at an edge at which all of them leave; None: there
-        is no such number. Waits for the others for at most `HEARD_PATIENCE_S`.
+        """The highest of what all ranks pass, at an exit point at which all of them leave; None:
+        there is no such number. Waits for the others for at most `HEARD_PATIENCE_S`.
         """
         if self._round is not None:
             return None
@@ -184,8 +185,8 @@ class Agreement:
 
     def vote(self, value: int) -> int | None:
         """The highest of what all ranks pass, at a place to which all of them come between the same
-        edges; None: there is no such number. Then this rank begins no more rounds either: a rank
-        that comes late would take one of them for a vote. Waits as `most` does.
+        exit points; None: there is no such number. Then this rank begins no more rounds either: a
+        rank that comes late would take one of them for a vote. Waits as `most` does.
         """
         if self._votes is None:
             return None
@@ -231,8 +232,8 @@ class Agreement:
 
     def _measure(self) -> None:
         now, before = self._clock(), self._last_round_at
-        edges = self._exit_points - self._exit_points_since
-        if before is not None and edges >= self._interval and self._exit_points > _SETTLE:
-            per_edge_s = max((now - before) / edges, 1e-6)
-            self._interval = min(max(1, math.ceil(ROUND_S / per_edge_s)), _MAX_INTERVAL)
+        passed = self._exit_points - self._exit_points_since
+        if before is not None and passed >= self._interval and self._exit_points > _SETTLE:
+            per_exit_point_s = max((now - before) / passed, 1e-6)
+            self._interval = min(max(1, math.ceil(ROUND_S / per_exit_point_s)), _MAX_INTERVAL)
         self._last_round_at, self._exit_points_since = now, self._exit_points

@@ -159,7 +159,8 @@ def wrap_init_process_group(torch_distributed: ModuleType) -> None:
     """Have each `init_process_group` make the side group. To be called once torch is imported.
 
     The wrapped function behaves and raises as before; what fails on our side is logged, and each
-    rank then leaves at its own edge. With ranks that have no tocsin it takes up to `HERE_S` longer.
+    rank then leaves at its own exit point. With ranks that have no tocsin it takes up to `HERE_S`
+    longer.
     """
     original = torch_distributed.init_process_group
     if getattr(original, "_tocsin", False):
@@ -183,7 +184,7 @@ def _after(original: Callable[P, R], then: Callable[[], None]) -> Callable[P, R]
             if from_signal(error):
                 raise
             reason = (str(error) or type(error).__name__).splitlines()[0]
-            logger.warning("each rank leaves at its own edge when it is stopped: %s", reason)
+            logger.warning("each rank leaves at its own exit point when it is stopped: %s", reason)
         return result
 
     wrapped._tocsin = True  # type: ignore[attr-defined]  # marks it as wrapped

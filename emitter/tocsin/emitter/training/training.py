@@ -42,7 +42,7 @@ from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.send.sender import FLUSH_S, Sender
 from tocsin.emitter.stop import before_update, datagrams, exit_points, verification
 from tocsin.emitter.stop.exception import StopTraining
-from tocsin.emitter.stop.leave_report import Edge
+from tocsin.emitter.stop.leave_report import ExitPoint
 from tocsin.schemas.monotonic_clock import unix_ms, unix_us
 from tocsin.schemas.records.checkpoints import Checkpoint, CheckpointWritten
 from tocsin.schemas.records.events import Data, clip
@@ -238,8 +238,8 @@ class Training:
         """Steps that were counted without `stepped` have taken that long."""
         self._stepping_s += seconds
 
-    def check(self, exit_point: Edge) -> None:
-        """An edge where the loop may be left; not isolated: raises StopTraining on purpose."""
+    def check(self, exit_point: ExitPoint) -> None:
+        """An exit point of the loop; not isolated: raises StopTraining on purpose."""
         try:
             exit_points.check(exit_point, max(0, self.next_step - 1))
         except StopTraining:

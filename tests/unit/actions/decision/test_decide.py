@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from support.issue_records import NOW_MS, issue
 from tocsin.actions.config import decisions_of, routing_of
 from tocsin.actions.decision.consequences import Noticed
-from tocsin.actions.decision.decide import NOT_RESOLVED, NOT_TOLD, Decisions, Known
+from tocsin.actions.decision.decide import NOT_RESOLVED, START_NOT_SENT, Decisions, Known
 from tocsin.actions.decision.inhibitions import WAIT_MS, OpenIssue
 from tocsin.actions.decision.issue_labels import issue_labels
 from tocsin.actions.decision.silences import Silence
@@ -170,7 +170,7 @@ def test_the_end_reaches_exactly_those_who_got_the_start() -> None:
         "chat": "sent",
         "log": NOT_RESOLVED,
         "another": "sent",
-        "pager": NOT_TOLD,
+        "pager": START_NOT_SENT,
     }
     (chat, *_) = made.decide(over, everything, NIGHT_MS)
     assert chat.decided_by == "then"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from support.issue_records import NOW_MS, incarnation
 from tocsin.actions.decision.consequences import Noticed
-from tocsin.actions.decision.decide import NOT_TOLD, Decisions, Known
+from tocsin.actions.decision.decide import START_NOT_SENT, Decisions, Known
 from tocsin.actions.decision.inhibitions import OpenIssue
 from tocsin.actions.decision.open_issues import OpenIssues
 from tocsin.actions.decision.planned import Planned
@@ -327,7 +327,7 @@ def decide(made: Decisions, here: Here, found: Issue, now_ms: int) -> dict[str, 
 def outcome(planned: Planned) -> str:
     if planned.held is not None:
         return planned.held.by
-    return "not told" if planned.forbidden == NOT_TOLD else planned.forbidden or "sent"
+    return "not told" if planned.forbidden == START_NOT_SENT else planned.forbidden or "sent"
 
 
 def possible(timeline: list[Event]) -> Iterator[tuple[Event, int]]:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from support.issue_records import NOW_MS, issue, view
 from support.virtual_actions import VirtualActions
-from tocsin.actions.decision.decide import NOT_TOLD
+from tocsin.actions.decision.decide import START_NOT_SENT
 from tocsin.actions.decision.inhibitions import WAIT_MS
 from tocsin.actions.decision.open_issues import OpenIssues
 from tocsin.actions.delivery.receiver_queues import Notice
@@ -88,7 +88,7 @@ async def test_who_did_not_get_the_start_does_not_get_the_end() -> None:
     await actions.until(60_000)
     start, end = became(actions, SPIKE)
     assert start.held == "inhibition"
-    assert (end.state, end.reason, end.held) == ("suppressed", NOT_TOLD, None)
+    assert (end.state, end.reason, end.held) == ("suppressed", START_NOT_SENT, None)
 
 
 async def test_a_consequence_is_folded_while_its_cause_is_open() -> None:

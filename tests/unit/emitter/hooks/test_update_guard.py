@@ -58,7 +58,7 @@ class Node:
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     monkeypatch.setattr(before_update, "ASK_S", 10.0)
-    monkeypatch.setattr(rank_module, "COMMAND_S", 0.0)
+    monkeypatch.setattr(rank_module, "CONFIRMATION_WAIT_S", 0.0)
     monkeypatch.setenv("TOCSIN_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("TOCSIN_LAUNCHER", str(tmp_path / "launcher.sock"))
     monkeypatch.setenv("TOCSIN_STOP_KEYS", str(tmp_path / "keys"))
@@ -300,7 +300,7 @@ def test_the_command_that_follows_confirms_it(
     monkeypatch: pytest.MonkeyPatch,
     policy: CheckpointPolicy,
 ) -> None:
-    monkeypatch.setattr(rank_module, "COMMAND_S", 30.0)
+    monkeypatch.setattr(rank_module, "CONFIRMATION_WAIT_S", 30.0)
     guarded(policy)
     loop, saved = Loop(), tmp_path / "weights.pt"
 

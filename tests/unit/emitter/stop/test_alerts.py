@@ -13,7 +13,7 @@ from tocsin.emitter.capture.hook_probes import HookProbes
 from tocsin.emitter.model.optimizers import Optimizers
 from tocsin.emitter.plan.settings import CaptureSettings
 from tocsin.emitter.probes.evaluation_losses import At, EvaluationLosses
-from tocsin.emitter.probes.loss_scaler import SAY_EVERY, LossScaler
+from tocsin.emitter.probes.loss_scaler import REPORT_EVERY, LossScaler
 from tocsin.emitter.probes.losses import LossBuffer
 from tocsin.emitter.probes.named_losses import NamedLosses
 from tocsin.emitter.probes.skipped_steps import SkippedSteps
@@ -28,7 +28,7 @@ def skipped(training: Training) -> None:
 
 def scaler(training: Training) -> None:
     found = LossScaler(training, LossBuffer())
-    for _ in range(SAY_EVERY):
+    for _ in range(REPORT_EVERY):
         found.updated(object(), made_step=False)
 
 

@@ -39,7 +39,7 @@ class Place:
         return exit_points.started(origin, self.said.append, finite=finite)
 
     def leaves(self, rank: Rank, **changes: Any) -> StopCheckpoint:
-        """What the rank decides at the edge after such a command."""
+        """What the rank decides at the exit point after such a command."""
         fields = {"checkpoint": "save", "last_good_checkpoint": GOOD, **changes}
         rank.receive(self.signer.sign(self.signer.command("r1", "i1", **fields)))
         with pytest.raises(StopTraining):
@@ -68,7 +68,7 @@ def test_the_program_saves_before_the_loop_is_left(place: Place) -> None:
 
     def save() -> str:
         saved.append(len(place.said))
-        # What saves may fetch batches: no edge is in it.
+        # What saves may fetch batches: no exit point is in it.
         exit_points.check("evaluation", 12)
         return "/c/12.pt"
 

@@ -95,7 +95,7 @@ def test_a_rank_says_hello_and_goodbye(place: Place) -> None:
     wait_until(lambda: not Path(str(hello["socket"])).exists())
 
 
-def test_a_verified_stop_is_raised_at_the_next_edge(place: Place) -> None:
+def test_a_verified_stop_is_raised_at_the_next_exit_point(place: Place) -> None:
     rank = start(place)
     exit_points.check("optimizer_step", 7)
     command = place.signer.command("r1", "i1")
@@ -160,7 +160,7 @@ def test_a_framework_that_ends_its_loop_is_left_behind_it(
     assert (left.step, left.edge) == (4, "optimizer_step")
 
 
-def test_a_framework_that_goes_on_is_left_at_the_next_edge(
+def test_a_framework_that_goes_on_is_left_at_the_next_exit_point(
     place: Place, taken: list[StopTraining]
 ) -> None:
     rank = start(place)
@@ -177,7 +177,7 @@ def test_an_evaluation_that_lasts_is_left(
     rank = start(place)
     rank.receive(place.signer.sign(place.signer.command("r1", "i1")))
     exit_points.check("optimizer_step", 4)
-    monkeypatch.setattr(rank_module, "TAKEN_S", 0.0)
+    monkeypatch.setattr(rank_module, "FRAMEWORK_STOP_WAIT_S", 0.0)
     with pytest.raises(StopTraining):
         exit_points.check("evaluation", 4)
     assert len(taken) == 1
@@ -333,7 +333,7 @@ def test_short_steps_have_rounds_further_apart_that_are_taken_two_edges_later() 
     peers = Peers(answers=lambda known, _interval: (known, 4))
     agreement = Agreement(peers, clock=Ticking(1.0))
     assert not any(agreement.at_exit_point(False) for _ in range(6))
-    # Begun at the edges 0 and 4: the second is taken at the edge 6, and not at 5.
+    # Begun at the exit points 0 and 4: the second is taken at the exit point 6, and not at 5.
     assert len(peers.rounds) == 2
     peers.ready = False
     assert not agreement.at_exit_point(False)
@@ -344,9 +344,9 @@ def test_after_a_bad_loss_there_is_a_round_at_each_edge_for_a_while() -> None:
     peers = Peers()
     agreement = Agreement(peers, clock=Ticking(0.001))
 
-    def rounds_of(edges: int) -> int:
+    def rounds_of(exit_points: int) -> int:
         before = len(peers.rounds)
-        for _ in range(edges):
+        for _ in range(exit_points):
             assert not agreement.at_exit_point(False)
         return len(peers.rounds) - before
 
@@ -374,7 +374,7 @@ def test_so_many_edges_after_a_command_all_leave(*, alerted: bool, most: int) ->
             agreement.alert()
             assert not any(agreement.at_exit_point(False) for _ in range(33))
         assert not any(agreement.at_exit_point(False) for _ in range(offset))
-        waited.add(next(edges for edges in itertools.count(1) if agreement.at_exit_point(True)))
+        waited.add(next(passed for passed in itertools.count(1) if agreement.at_exit_point(True)))
     assert max(waited) <= most
     assert (len(waited) == 1) == alerted
 
@@ -406,7 +406,7 @@ def test_rounds_become_rare_where_steps_are_short() -> None:
     assert len(peers.rounds) < 60
 
 
-def test_ranks_that_do_not_step_alike_leave_at_their_own_edges(place: Place) -> None:
+def test_ranks_that_do_not_step_alike_leave_at_their_own_exit_points(place: Place) -> None:
     peers = Peers(ready=False)
     rank = rank_with(place, Agreement(peers, clock=Ticking(0.3)))
     rank.at_exit_point("optimizer_step", 0)
@@ -577,7 +577,7 @@ def test_an_evaluation_batch_is_no_edge_of_a_group_at_first(
     rank = rank_with(place, Agreement(Peers()))
     rank.receive(place.signer.sign(place.signer.command("r1", "i1")))
     rank.at_exit_point("evaluation", 5)
-    monkeypatch.setattr(rank_module, "EVALUATION_S", 0.0)
+    monkeypatch.setattr(rank_module, "EVALUATION_EXIT_WAIT_S", 0.0)
     with pytest.raises(StopTraining):
         rank.at_exit_point("evaluation", 5)
     rank.close()

@@ -69,7 +69,7 @@ def test_both_ranks_leave_at_the_same_step_and_are_not_started_again(tmp_path: P
 
 
 @pytest.mark.torture
-def test_ranks_that_do_not_step_together_leave_each_at_its_own_edge(tmp_path: Path) -> None:
+def test_ranks_that_do_not_step_together_leave_each_at_its_own_exit_point(tmp_path: Path) -> None:
     signer = StopSigner()
     job = torchrun(tmp_path, signer, "--alone", "100")
     wait_for(tmp_path, CaptureDegraded, 1)

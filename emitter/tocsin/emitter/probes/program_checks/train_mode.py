@@ -28,7 +28,7 @@ PROBE: Final = "layer modes"
 MAX_IN_VAIN: Final = 20
 """Losses and batches without gradients after which no more is looked for."""
 
-MAX_TOLD: Final = 50
+MAX_REPORTS: Final = 50
 
 
 def is_switchable(module: nn.Module) -> bool:
@@ -136,7 +136,7 @@ class TrainMode(ModuleCallObserver):
 
     def _report(self, doing: str, mode: str, layers: list[tuple[str, nn.Module]]) -> None:
         training = self._training
-        if training is None or not layers or self._told >= MAX_TOLD:
+        if training is None or not layers or self._told >= MAX_REPORTS:
             return
         self._told += 1
         # Dropout first: batch normalisation alone is often put into eval() on purpose.

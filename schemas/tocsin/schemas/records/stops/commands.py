@@ -144,7 +144,7 @@ class StopAcknowledged(StopAnswer):
 
 @EVENT_TYPES.register
 class StopCheckpoint(StopAnswer):
-    """What becomes of the checkpoint of a stop: decided at the edge, before the loop is left.
+    """What becomes of the checkpoint of a stop: decided at the exit point, before the loop is left.
 
     From rank 0, and from each rank that was to save and did not.
     """
@@ -170,7 +170,7 @@ class StopCheckpoint(StopAnswer):
 
 @EVENT_TYPES.register
 class StopLeft(StopAnswer):
-    """This rank has left its training loop at an edge."""
+    """This rank has left its training loop at an exit point."""
 
     model_config = example(
         run_id="gpt-2026-11-21",
