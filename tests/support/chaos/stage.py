@@ -46,10 +46,10 @@ from tocsin.schemas.topics import Topics
 TESTS: Final = Path(__file__).parents[2]
 Role = Literal["rules", "actions", "emitter"]
 
-MOST: Final[Mapping[Role, int]] = {"rules": 3, "actions": 2, "emitter": 3}
+MAX_PROCESSES: Final[Mapping[Role, int]] = {"rules": 3, "actions": 2, "emitter": 3}
 """Processes of a kind; the oldest of more is killed."""
 
-LEAST: Final[Mapping[Role, int]] = {"rules": 2, "actions": 1, "emitter": 1}
+MIN_PROCESSES: Final[Mapping[Role, int]] = {"rules": 2, "actions": 1, "emitter": 1}
 
 NAMES: Final = frozenset(f"node-{number}" for number in range(8))
 """Of rules workers in their group, where they have one."""
@@ -204,9 +204,12 @@ class Stage:
                     log = (self.folder / f"{member.role}.log").read_text(errors="replace")
                     self.faults.append(f"{member.role} ended with {code}: {log[-1500:]}")
         for role in roles:
-            while len(self.of(role)) < LEAST[role]:
+            while len(self.of(role)) < MIN_PROCESSES[role]:
                 self.start(role)
-            while len(every := [one for one in self.members if one.role == role]) > MOST[role]:
+            while (
+                len(every := [one for one in self.members if one.role == role])
+                > MAX_PROCESSES[role]
+            ):
                 await self.kill(every[0])
 
     async def _wait(self, member: Member) -> int:

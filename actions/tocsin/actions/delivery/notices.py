@@ -30,7 +30,7 @@ from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import Issue, IssueOngoing, IssueResolved
 from tocsin.schemas.topics import issue_partition
 
-_MOST_BEGUN: Final = 10_000
+_MAX_BEGUN: Final = 10_000
 
 _ENDED: Final = Decision("suppressed", "the run has ended")
 _NOTHING_TO_EDIT: Final = Decision("suppressed", "there is no message that can be edited")
@@ -217,6 +217,6 @@ class Notices:
             others = []
         found = placed(entry, group, others, wait_ms=wait_ms, now_ms=now_ms)
         self._begun[found.message_id] = None
-        if len(self._begun) > _MOST_BEGUN:
+        if len(self._begun) > _MAX_BEGUN:
             del self._begun[next(iter(self._begun))]
         return found

@@ -11,7 +11,7 @@ from tocsin.bus.port import EARLIEST, Bus, Partition
 from tocsin.bus.reading import read_to_end
 from tocsin.runtime.leased_runs import Skip
 from tocsin.schemas.records.deliveries import DIGEST, DRILL, Delivery
-from tocsin.schemas.records.digests import MOST_RUNS, Digest, DigestRun
+from tocsin.schemas.records.digests import MAX_RUNS, Digest, DigestRun
 from tocsin.schemas.records.issues import Issue
 from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.records.runs_view import RunSeen, RunsView
@@ -38,8 +38,8 @@ def digest_of(view: RunsView, due: DueDigest, elsewhere: Collection[str] = ()) -
         receiver=due.receiver,
         from_ms=due.from_ms,
         until_ms=due.until_ms,
-        runs=tuple(map(_line, newest[:MOST_RUNS])),
-        more_runs=max(0, len(newest) - MOST_RUNS),
+        runs=tuple(map(_line, newest[:MAX_RUNS])),
+        more_runs=max(0, len(newest) - MAX_RUNS),
         issues=sum(_in(due, one.onset_ms or one.at_ms) for one in issues),
         open=sum(view.open(one) and _is_current(one, runs[one.run_id]) for one in issues),
         sent=sum(_sent(one, due.receiver) for one in mine),

@@ -12,11 +12,11 @@ from tocsin.schemas.records.deliveries import DeliveryState
 KEEP_FINAL_MS: Final = 90 * 86_400_000
 """After that a final entry is removed from the topic, and from here."""
 
-MOST_FINAL: Final = 100_000
+MAX_FINAL: Final = 100_000
 """Final entries of notices that a worker keeps; beyond that the oldest are removed before, those of
 issues that are over."""
 
-MOST_OF_OPEN: Final = 100_000
+MAX_OF_OPEN: Final = 100_000
 """Final entries of notices about issues that are not over, kept beside these: they decide who must
 be told how the issue ends."""
 
@@ -106,9 +106,9 @@ class FinalEntries:
     def _is_one_too_many(self, heap: list[tuple[int, str]]) -> bool:
         """Whether the oldest of these is to go before its time."""
         if heap is self._oldest:
-            return len(self._by_id) - len(self._of_open) > MOST_FINAL
+            return len(self._by_id) - len(self._of_open) > MAX_FINAL
         if heap is not self._of_open:
             return False
         settled = self._by_id.get(heap[0][1])
         over = settled is None or not self._is_open(settled.issue_id)
-        return over or len(heap) > MOST_OF_OPEN
+        return over or len(heap) > MAX_OF_OPEN

@@ -8,7 +8,7 @@ from typing import Final
 
 from tocsin.schemas.records.deliveries import Delivery
 
-MOST: Final = 20_000
+MAX_MESSAGES: Final = 20_000
 """Messages that are remembered; of an older one's issue the next state is a message of its own."""
 
 
@@ -24,7 +24,7 @@ class MessageHandles:
             line = (delivery.issue_id, delivery.action)
             self._known.pop(line, None)
             self._known[line] = (delivery.handle, delivery.run_id)
-            if len(self._known) > MOST:
+            if len(self._known) > MAX_MESSAGES:
                 del self._known[next(iter(self._known))]
 
     def get(self, delivery: Delivery) -> str | None:

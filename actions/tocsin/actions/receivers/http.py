@@ -33,7 +33,7 @@ TIMEOUT_S: Final = 15.0
 LONGEST_ANSWER: Final = 64 * 1024
 """Bytes that are read of an answer."""
 
-_MOST_URLS: Final = 1_000
+_MAX_URLS: Final = 1_000
 
 
 class HttpPoster:
@@ -160,7 +160,7 @@ class HttpPoster:
                 found = URL(url.get_secret_value())
             except ValueError:
                 raise aiohttp.InvalidURL("") from None
-            if len(self._urls) >= _MOST_URLS:
+            if len(self._urls) >= _MAX_URLS:
                 self._urls.clear()
             self._urls[url] = found
         return found

@@ -28,7 +28,7 @@ TIMEOUT_S: Final = 15.0
 
 _AT_ONCE: Final = 2
 _KEPT: Final = 32
-_MOST_BYTES: Final = 1_000_000
+_MAX_BYTES: Final = 1_000_000
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
 
 
@@ -93,7 +93,7 @@ class Plotter:
                 process.kill()
                 await asyncio.shield(process.wait())
             raise
-        good = process.returncode == 0 and out.startswith(_PNG) and len(out) <= _MOST_BYTES
+        good = process.returncode == 0 and out.startswith(_PNG) and len(out) <= _MAX_BYTES
         return out if good else None
 
 

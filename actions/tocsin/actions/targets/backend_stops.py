@@ -32,7 +32,7 @@ SLACK_MS: Final = 20_000
 DEFAULT_CONFIRM_MS: Final = 300_000
 """For a target that the configuration does not name any more."""
 
-LOOKS: Final = RetryPolicy(first_ms=1_000, most_ms=15_000, least_ms=500)
+POLLING: Final = RetryPolicy(first_ms=1_000, most_ms=15_000, least_ms=500)
 """How often the backend is looked at until the job is gone."""
 
 
@@ -47,7 +47,7 @@ class BackendStops:
 
     policy: StopPolicy
     confirm_ms: Mapping[str, int]
-    looks: RetryPolicy = LOOKS
+    polling: RetryPolicy = POLLING
 
     def turn(self, stop: Delivery, run: RunSeen, now_ms: int) -> Change | None:
         """What is new about a stop that was sent, and that the run has not answered; None:
@@ -125,7 +125,7 @@ class BackendStops:
                 why = f"the backend was asked to end the job, which is not gone yet: {said}"
             case _:
                 why = f"the backend could not be asked to end the job yet: {said}"
-        wait_ms = backoff_ms(stop.delivery_id, stop.attempts + 1, self.looks)
+        wait_ms = backoff_ms(stop.delivery_id, stop.attempts + 1, self.polling)
         wait_ms = max(wait_ms, retry_after_ms(outcome.retry_after, now_ms) or 0)
         return stop, Decision("pending", why, min(now_ms + wait_ms, stop.give_up_ms))
 

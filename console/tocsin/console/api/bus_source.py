@@ -38,7 +38,7 @@ T = TypeVar("T")
 KEPT_RUNS: Final = 4
 """Of so many runs the numbers are kept in memory."""
 
-MOST: Final = 20_000
+MAX_KEPT: Final = 20_000
 """Runs, issues and deliveries that are kept, each; the oldest are left out first."""
 
 _STORED_S: Final = 15.0
@@ -84,7 +84,7 @@ class BusSource:
         self._bus: Bus | None = None
         self._reader: Reader | None = None
         self._turn = asyncio.Lock()
-        self._view = RunsView(limit=MOST)
+        self._view = RunsView(limit=MAX_KEPT)
         self._stored: Mapping[str, StoredRun] = {}
         self._stored_s = -_STORED_S
         self._opened: OrderedDict[tuple[str, str | None], _Opened] = OrderedDict()
@@ -164,7 +164,7 @@ class BusSource:
         try:
             if self._reader is None:
                 # What was known is read again: nobody knows what was missed.
-                self._view, self._stored = RunsView(limit=MOST), {}
+                self._view, self._stored = RunsView(limit=MAX_KEPT), {}
                 self._stored_s = -_STORED_S
                 self._reader = await self._bus.reader(dict.fromkeys(partitions, EARLIEST))
             ends = await self._reader.ends(partitions)

@@ -24,7 +24,7 @@ from tocsin.schemas.records.real import Real
 Integers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
 
-MOST_POINTS: Final = 20_000
+MAX_POINTS: Final = 20_000
 """Points of a series, samples of a node and cells of a matrix in one answer at most."""
 
 Mode = Literal["train", "eval", "predict", "global"]

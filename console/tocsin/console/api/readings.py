@@ -13,7 +13,7 @@ import numpy as np
 
 from tocsin.console.api.answers import Facts, find_run
 from tocsin.console.api.numbers import (
-    MOST_POINTS,
+    MAX_POINTS,
     Captured,
     CapturedCollection,
     RunMatrix,
@@ -134,9 +134,9 @@ async def read_series(request: Request[ReadSeries]) -> Facts:
 async def read_matrix(request: Request[ReadMatrix]) -> Facts:
     """One statistic of the tensors of a collection over the steps."""
     asked = request.asked
-    if asked.rows * asked.steps > MOST_POINTS:
+    if asked.rows * asked.steps > MAX_POINTS:
         raise ProblemError(
-            "wrong_request", f"rows times steps: expected at most {MOST_POINTS:,} cells"
+            "wrong_request", f"rows times steps: expected at most {MAX_POINTS:,} cells"
         )
 
     def read(run: Run) -> RunMatrix:
@@ -171,10 +171,10 @@ async def read_system(request: Request[ReadSystem]) -> Facts:
     def read(run: Run) -> RunSystem:
         found = run.system(asked.node)
         names = [name for name in found.columns if _fits(name, asked.column)]
-        if len(names) * min(asked.points, found.at_us.size) > MOST_POINTS:
+        if len(names) * min(asked.points, found.at_us.size) > MAX_POINTS:
             raise ProblemError(
                 "wrong_request",
-                f"{len(names)} columns of {asked.points} points: expected at most {MOST_POINTS:,} "
+                f"{len(names)} columns of {asked.points} points: expected at most {MAX_POINTS:,} "
                 "values; fewer points, or columns (`column`)",
             )
         places = evenly(found.at_us.size, asked.points)

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Generic, Literal, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from tocsin.console.api.numbers import MOST_POINTS, Mode
+from tocsin.console.api.numbers import MAX_POINTS, Mode
 from tocsin.console.api.paging import LARGEST
 from tocsin.console.api.source import DataSource
 from tocsin.schemas.records.deliveries import DeliveryState
@@ -85,7 +85,7 @@ Training = Annotated[
     ),
 ]
 Points = Annotated[
-    int, Field(ge=4, le=MOST_POINTS, description="points at most: others are left out")
+    int, Field(ge=4, le=MAX_POINTS, description="points at most: others are left out")
 ]
 
 

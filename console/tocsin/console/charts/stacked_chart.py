@@ -20,7 +20,7 @@ _LARGEST: Final = 1e280
 
 _WINDOW_WIDTH: Final = 12.0
 _WINDOW_PLACES: Final = 16
-_LEAST_WINDOWS: Final = 16
+_MIN_WINDOWS: Final = 16
 """So wide is a window at least, and of so many places, unless there are fewer windows than that:
 single short steps differ by chance, and side by side they look like a comb."""
 
@@ -108,7 +108,7 @@ def stacked_chart(
 
 def _windows(count: int, width: float) -> int:
     """How many windows so many places are put together to."""
-    return max(min(int(width / _WINDOW_WIDTH), count // _WINDOW_PLACES), _LEAST_WINDOWS)
+    return max(min(int(width / _WINDOW_WIDTH), count // _WINDOW_PLACES), _MIN_WINDOWS)
 
 
 def area_path(x: Floats, low: Floats, high: Floats) -> str:

@@ -29,14 +29,14 @@ Centre = Literal["median", "mean", "p95"]
 ALPHA: Final = 0.01
 """How often, at most, two series of one distribution are taken for different in one direction."""
 
-LEAST_VALUES: Final = 40
+MIN_VALUES: Final = 40
 """With fewer values of a series nothing is decided."""
 
 TEST: Final = "Welch's t-test on batch means"
 
-_LEAST_INDEPENDENT: Final = 4.0
-_MOST_BATCHES: Final = 32
-_LEAST_BATCHES: Final = 8
+_MIN_INDEPENDENT: Final = 4.0
+_MAX_BATCHES: Final = 32
+_MIN_BATCHES: Final = 8
 _CORRELATED: Final = 1.0
 """Batches are made longer while neighbours are correlated by more than so many standard errors."""
 
@@ -81,10 +81,10 @@ def change_of(
         relative: ask for a ratio; a difference is given instead where a centre is not above zero.
     """
     a, b = (series[np.isfinite(series)] for series in (first, second))
-    if min(a.size, b.size) < LEAST_VALUES:
+    if min(a.size, b.size) < MIN_VALUES:
         return None
     worth = independent_values(a), independent_values(b)
-    if min(worth) < _LEAST_INDEPENDENT:
+    if min(worth) < _MIN_INDEPENDENT:
         return None
     x, y = batch_centres(a, centre), batch_centres(b, centre)
     ratio = relative and bool((x > 0).all() and (y > 0).all())
@@ -112,11 +112,11 @@ def change_of(
 
 def batch_centres(values: Floats, centre: Centre) -> Floats:
     """The centres of batches so long that neighbours are not correlated, float64[batches]."""
-    batches = _MOST_BATCHES if centre != "p95" else min(_MOST_BATCHES, max(values.size // 40, 1))
-    batches = max(min(batches, values.size // 5), _LEAST_BATCHES)
+    batches = _MAX_BATCHES if centre != "p95" else min(_MAX_BATCHES, max(values.size // 40, 1))
+    batches = max(min(batches, values.size // 5), _MIN_BATCHES)
     found = _cut(values, batches, centre)
-    while batches > _LEAST_BATCHES and _correlation(found) > _CORRELATED / math.sqrt(batches):
-        batches = max(batches // 2, _LEAST_BATCHES)
+    while batches > _MIN_BATCHES and _correlation(found) > _CORRELATED / math.sqrt(batches):
+        batches = max(batches // 2, _MIN_BATCHES)
         found = _cut(values, batches, centre)
     return found
 

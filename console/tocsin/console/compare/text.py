@@ -12,7 +12,7 @@ from tocsin.console.charts import value_text
 from tocsin.console.compare.comparison import Comparison, change_text, method_line
 from tocsin.schemas.text import plain_line
 
-_MOST: Final = 30
+_MAX_ROWS: Final = 30
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
@@ -21,13 +21,13 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     names = (plain_line(comparison.first), plain_line(comparison.second))
     if comparison.differences:
         table = _table("differs", "what", "step", *names)
-        for one in comparison.differences[:_MOST]:
+        for one in comparison.differences[:_MAX_ROWS]:
             step = "" if one.step is None else f"{one.step:,}"
             table.add_row(one.kind, Text(one.what), step, Text(one.first), Text(one.second))
         console.print()
         console.print(table)
-        if len(comparison.differences) > _MOST:
-            console.print(f"and {len(comparison.differences) - _MOST:,} more (--json)")
+        if len(comparison.differences) > _MAX_ROWS:
+            console.print(f"and {len(comparison.differences) - _MAX_ROWS:,} more (--json)")
     if comparison.measures:
         table = _table("measure", *names, "change", "values")
         for measured in comparison.measures:

@@ -21,7 +21,7 @@ from typing import Final
 
 logger = logging.getLogger(__name__)
 
-LEAST_S: Final = 0.2
+MIN_S: Final = 0.2
 """Least time between two renderings of a channel."""
 
 SHARE: Final = 8.0
@@ -196,7 +196,7 @@ class Hub:
             channel.stale = False
             now = await channel.render()
             spent_s = time.process_time() - before_s
-            channel.next_s = time.monotonic() + max(LEAST_S, SHARE * spent_s)
+            channel.next_s = time.monotonic() + max(MIN_S, SHARE * spent_s)
             version = now.version
             if version == channel.version:
                 return

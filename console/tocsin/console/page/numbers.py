@@ -38,7 +38,7 @@ Floats = npt.NDArray[np.float64]
 OPEN_RUNS: Final = 12
 """Runs whose numbers are kept in memory at once; the one not asked for longest goes first."""
 
-LEAST_S: Final = 0.8
+MIN_S: Final = 0.8
 """Least time between two readings of one run."""
 
 UNKNOWN_S: Final = 5.0
@@ -70,7 +70,7 @@ class Numbers:
         opened = self._kept(run_id, None)
         with opened.alone:
             waited_s = time.monotonic() - opened.read_s
-            if waited_s >= (UNKNOWN_S if opened.run is None else LEAST_S):
+            if waited_s >= (UNKNOWN_S if opened.run is None else MIN_S):
                 with suppress(UnknownRun, BusError, StoreError):
                     self._bring_up_to_date(opened, run_id, None)
                 opened.read_s = time.monotonic()

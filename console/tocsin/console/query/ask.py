@@ -116,7 +116,7 @@ async def _read_bus(
 ) -> tuple[RunsView, Sequence[FileOfRun], Known]:
     """What is on the bus, numbers of it that the store has not, and what the store has of these
     runs; nothing, and a line on stderr, if the bus is away: the store is there."""
-    from tocsin.store.query.live_files import MOST, behind, live_files
+    from tocsin.store.query.live_files import MAX_RUNS, behind, live_files
 
     view, topics = RunsView(), context.topics
     known: Known = {}
@@ -130,13 +130,15 @@ async def _read_bus(
             if store is not None:
                 known = {one.run_id: store.manifests(one.run_id) for one in views}
             runs = behind(known, views, topics)
-            if len(runs) > MOST:
+            if len(runs) > MAX_RUNS:
                 print(
-                    f"tocsin: of {len(runs) - MOST:,} more runs the newest numbers are on the bus "
-                    "alone and not read; --run names a run, `tocsin archive` stores all",
+                    f"tocsin: of {len(runs) - MAX_RUNS:,} more runs the newest numbers are on the "
+                    "bus alone and not read; --run names a run, `tocsin archive` stores all",
                     file=sys.stderr,
                 )
-            live = await live_files(bus, known, runs[:MOST], folder, topics=topics, now_ms=unix_ms)
+            live = await live_files(
+                bus, known, runs[:MAX_RUNS], folder, topics=topics, now_ms=unix_ms
+            )
             return view, live, known
     except (MissingBus, UnknownTopic):
         pass

@@ -25,7 +25,7 @@ TIMEOUT_S: Final = 60.0
 FRESH_S: Final = 30.0
 """So long a report is good for further messages about the same run."""
 
-MOST_BYTES: Final = 5_000_000
+MAX_BYTES: Final = 5_000_000
 """Larger ones are not attached: many mail servers refuse them."""
 
 _KEPT: Final = 8
@@ -68,7 +68,7 @@ class AttachedReports:
         except (TimeoutError, OSError) as error:
             self._without(run_id, type(error).__name__)
             return None
-        if not report.startswith(_BEGINNING) or len(report) > MOST_BYTES:
+        if not report.startswith(_BEGINNING) or len(report) > MAX_BYTES:
             self._without(run_id, f"{len(report)} bytes that are no report" if report else "error")
             return None
         self._kept[run_id] = (self._clock(), report)

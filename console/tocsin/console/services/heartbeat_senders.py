@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-MOST: Final = 1_000
+MAX_SENDERS: Final = 1_000
 """Senders that are followed at the same time."""
 
 
@@ -51,14 +51,14 @@ class Senders:
         With `ending` it reports its end: nobody waits for another ping, unless it is expected.
 
         Raises:
-            TooManySenders: it would be one more than `MOST`.
+            TooManySenders: it would be one more than `MAX_SENDERS`.
         """
         sender = self._senders.get(name)
         if sender is None:
             if ending:
                 return None
-            if len(self._senders) >= MOST:
-                raise TooManySenders(f"{MOST:,} senders are followed already")
+            if len(self._senders) >= MAX_SENDERS:
+                raise TooManySenders(f"{MAX_SENDERS:,} senders are followed already")
             sender = self._senders[name] = _Sender(now_ms, expected=False)
         was_silent, since_ms = sender.silent, sender.heard_ms
         sender.heard_ms, sender.pinged, sender.silent = now_ms, True, False

@@ -26,7 +26,7 @@ from tocsin.schemas.configuration.problems import ConfigProblems
 from tocsin.schemas.configuration.sources import config_files
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.configurations import (
-    MOST_PROBLEMS,
+    MAX_PROBLEMS,
     WORKERS_PARTITION,
     ConfigurationRefused,
 )
@@ -38,7 +38,7 @@ from tocsin.stream_rules.service import RulesService
 
 logger = logging.getLogger(__name__)
 
-LOOK_S: Final = 2.0
+POLL_S: Final = 2.0
 """Between two looks at the files."""
 
 Stamp = tuple[tuple[object, ...], ...]
@@ -147,7 +147,7 @@ class ConfigurationWatch:
         await self._delete_refusal()
         while not self._stopping:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout(POLL_S):
                     await self._asked.wait()
             if not self._stopping:
                 await self.check(asked=self._asked.is_set())
@@ -197,8 +197,8 @@ class ConfigurationWatch:
         refused = ConfigurationRefused(
             worker=self._worker,
             at_ms=self._clock.now_ms(),
-            problems=tuple(found[:MOST_PROBLEMS]),
-            more=max(0, len(found) - MOST_PROBLEMS),
+            problems=tuple(found[:MAX_PROBLEMS]),
+            more=max(0, len(found) - MAX_PROBLEMS),
         )
         await self._publish(refused_record(self._context.topics, refused))
 

@@ -20,8 +20,8 @@ from tocsin.schemas.text import exit_text, plain_line
 SILENT_MS: Final = 30_000
 """A running run that sent nothing for that long is shown as silent: three heartbeats."""
 
-_LEAST_SPARK: Final = 8
-_MOST_SPARK: Final = 60
+_MIN_SPARK: Final = 8
+_MAX_SPARK: Final = 60
 _RUN_NAME: Final = (8, 18, 36)
 
 _STATE: Final = {
@@ -48,7 +48,7 @@ def run_lines(runs: Sequence[WatchedRun], *, width: int, now_ms: int) -> list[Te
     }
     least, short, longest = _RUN_NAME
     sizes["run"] = min(sizes["run"], longest)
-    sizes[_SPARK] = _LEAST_SPARK
+    sizes[_SPARK] = _MIN_SPARK
     if not any(len(run.series) for run in runs):
         del sizes[_SPARK]
     if not any(run.seen.view is not None and len(run.seen.view.ranks) > 1 for run in runs):
@@ -60,7 +60,7 @@ def run_lines(runs: Sequence[WatchedRun], *, width: int, now_ms: int) -> list[Te
     _shorten(sizes, width, least)
     if _SPARK in sizes:
         points = max(len(run.series) for run in runs)
-        wanted = max(len(_SPARK), min(_MOST_SPARK, points))
+        wanted = max(len(_SPARK), min(_MAX_SPARK, points))
         sizes[_SPARK] += max(0, min(width - _total(sizes), wanted - sizes[_SPARK]))
     columns = [name for name in _COLUMNS if name in sizes]
     lines = [[Text(name, "dim") for name in columns]]

@@ -26,7 +26,7 @@ NAMES: Final = 64
 """Names of tensors in one report, at most."""
 
 _CHUNK: Final = 8 * 2**20
-_LEAST: Final = 64 * 2**10
+_MIN_BYTES: Final = 64 * 2**10
 _NAME: Final = 200
 
 
@@ -83,7 +83,7 @@ def health(
         if clock() > until:
             found.complete = False
             break
-        length = block.bytes if share >= 1 else max(_LEAST, int(block.bytes * share) & ~7)
+        length = block.bytes if share >= 1 else max(_MIN_BYTES, int(block.bytes * share) & ~7)
         _inspect(block, min(length, block.bytes), found)
     found.changed = _stamp(path) != before
     return found

@@ -17,10 +17,10 @@ from tocsin.emitter.probes.checkpoint_files import target_path
 if TYPE_CHECKING:
     from tocsin.emitter.hooks.loop_state import LoopState
 
-MOST: Final = 16
+MAX_FILES: Final = 16
 """Files that are remembered, the last ones."""
 
-MOST_OF_FOLDER: Final = 4
+MAX_OF_FOLDER: Final = 4
 """Of these in one folder: a data set of files must not push the checkpoint out."""
 
 _LONGEST: Final = 4096
@@ -62,8 +62,8 @@ class CheckpointReads:
                 continue
             self._paths.pop(name, None)
             beside = [one for one in self._paths if os.path.dirname(one) == os.path.dirname(name)]
-            if len(beside) >= MOST_OF_FOLDER:
+            if len(beside) >= MAX_OF_FOLDER:
                 del self._paths[beside[0]]
-            elif len(self._paths) >= MOST:
+            elif len(self._paths) >= MAX_FILES:
                 del self._paths[next(iter(self._paths))]
             self._paths[name] = None

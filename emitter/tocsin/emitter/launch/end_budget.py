@@ -9,7 +9,7 @@ from typing import Final
 LET_GO_S: Final = 3.0
 """What the end may take beyond `--drain`, all its parts together, seconds."""
 
-AT_LEAST_S: Final = 0.1
+MIN_PART_S: Final = 0.1
 """What each part gets in any case: enough to be closed in order where nothing hangs, seconds."""
 
 
@@ -34,7 +34,7 @@ class EndBudget:
         if self._began_s is None:
             return limit_s
         left_s = self._drain_s + LET_GO_S - self._passed_s()
-        return min(limit_s, max(AT_LEAST_S, left_s))
+        return min(limit_s, max(MIN_PART_S, left_s))
 
     def _passed_s(self) -> float:
         return 0.0 if self._began_s is None else self._now_s() - self._began_s

@@ -23,7 +23,7 @@ training needs the cores.
 """
 
 _TASKS: Final = "/proc/self/task"
-_MOST_DESCRIPTORS: Final = 65_536
+_MAX_DESCRIPTORS: Final = 65_536
 
 
 @contextlib.contextmanager
@@ -86,7 +86,7 @@ def _become(
         os.dup2(stdin, 0)
         os.dup2(log, 2)
         os.dup2(2, 1)
-        os.closerange(3, _MOST_DESCRIPTORS)
+        os.closerange(3, _MAX_DESCRIPTORS)
         # Those of the launcher may be None.
         sys.stdin = open(0, closefd=False)  # noqa: SIM115  (for as long as the process lives)
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115

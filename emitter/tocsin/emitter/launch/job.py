@@ -20,7 +20,7 @@ from tocsin.schemas.exit_codes import NOT_EXECUTABLE, NOT_FOUND, SIGNALLED
 SWEEP_S: Final = 5.0
 """What a job leaves in its group gets SIGTERM at once and SIGKILL after this long, seconds."""
 
-_LOOK_S: Final = 0.02
+_POLL_S: Final = 0.02
 
 
 class CannotStart(Exception):
@@ -112,7 +112,7 @@ class Job:
         """Wait for CMD without an event loop: the last resort when ours has failed."""
         while self.returncode is None:
             self._reaper.reap()
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         assert self.exit_code is not None
         return self.exit_code
 
@@ -163,7 +163,7 @@ class Job:
                     return
                 number, until = signal.SIGKILL, time.monotonic() + 2.0
                 told.clear()
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     def _changed(self, change: Change) -> None:
         if change.stopped_by is not None:

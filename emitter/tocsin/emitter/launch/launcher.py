@@ -70,14 +70,14 @@ UNHEARD_S: Final = 10.0
 CHECKPOINTS_S: Final = 5.0
 """How long, after the job, the checkpoints that it saved last are read, seconds."""
 
-LOOK_BACK_S: Final = 5.0
+HISTORY_S: Final = 5.0
 """How long to find out whether the run was stopped before, seconds."""
 
 CONFIRM_S: Final = 5.0
 """How long, after a job that has left before an update, its confirmation is waited for, seconds."""
 
 HELPER_CLOSE_S: Final = 3.0
-_DRAIN_LOOK_S: Final = 0.05
+_DRAIN_POLL_S: Final = 0.05
 _REAP_S: Final = 1.0
 
 
@@ -239,7 +239,7 @@ class _Launch:
         while self._stopper.awaits_command and time.monotonic() < until:
             if self._hurry.is_set():
                 return
-            await asyncio.sleep(_DRAIN_LOOK_S)
+            await asyncio.sleep(_DRAIN_POLL_S)
 
     # Start
 
@@ -306,7 +306,7 @@ class _Launch:
         """Whether the incarnation before was stopped. Raises _Held: this one is not to start."""
         found: Predecessor | None = None
         try:
-            async with asyncio.timeout(LOOK_BACK_S):
+            async with asyncio.timeout(HISTORY_S):
                 found = await stopped_before(watch.bus, self._topics, self.options.run_id)
         except (TocsinError, TimeoutError) as error:
             logger.warning("it is not known whether this run was stopped before: %s", error)
@@ -511,7 +511,7 @@ class _Launch:
                 while not self._hurry.is_set() and not self._is_settled():
                     if helper is not None and helper.has_drained:
                         break
-                    await asyncio.sleep(_DRAIN_LOOK_S)
+                    await asyncio.sleep(_DRAIN_POLL_S)
         with contextlib.suppress(TimeoutError, BusError):
             await watch.read_the_rest(self._apply_record, timeout_s=self._budget.left_s(FLUSH_S))
         ended = self._own.ended(self._members.incarnation)

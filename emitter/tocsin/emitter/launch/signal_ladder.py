@@ -20,7 +20,7 @@ KILLED_S: Final = 10.0
 AFTER_SAVE_S: Final = 5.0
 """How long what was waited for as it saved may take to leave after it, seconds."""
 
-_LOOK_S: Final = 0.02
+_POLL_S: Final = 0.02
 
 _STEPS: Final[tuple[tuple[signal.Signals, Signalled], ...]] = (
     (signal.SIGTERM, "SIGTERM"),
@@ -83,7 +83,7 @@ async def _gone_within(leaving: Leaving, timeout_s: float) -> bool:
     while not leaving.gone():
         if time.monotonic() > until:
             return False
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)
     return True
 
 
@@ -93,5 +93,5 @@ async def _gone_after_save(leaving: Leaving, grace_s: float) -> bool:
     while leaving.saving() and time.monotonic() < until:
         if leaving.gone():
             return True
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)
     return await _gone_within(leaving, 0.0 if leaving.saving() else AFTER_SAVE_S)

@@ -24,9 +24,9 @@ from tocsin.emitter.model.environments import environment_classes
 from tocsin.emitter.model.mesh_names import Cuts, place_of, stage_class
 
 DEAR_S: Final = 0.3
-MOST_S: Final = 3.0
+MAX_S: Final = 3.0
 SHARE: Final = 0.01
-"""Going through the heap takes at most `MOST_S` seconds and that share of the process's CPU time,
+"""Going through the heap takes at most `MAX_S` seconds and that share of the process's CPU time,
 where once takes more than `DEAR_S`."""
 
 _MAX_VALUES: Final = 1000
@@ -65,7 +65,7 @@ class _Walks:
     @property
     def too_dear(self) -> bool:
         """Whether there must be no more: each costs a lot, and so did those before."""
-        most_s = MOST_S + SHARE * time.process_time()
+        most_s = MAX_S + SHARE * time.process_time()
         return self.last_s > DEAR_S and self.all_s + self.last_s > most_s
 
     def reset(self) -> None:

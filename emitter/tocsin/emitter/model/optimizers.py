@@ -29,13 +29,13 @@ ALONE_PATIENCE: Final = 3
 ALONE: Final = 20
 """Steps, too, that a training must have made before another one can begin in its place."""
 
-LOOK_EVERY: Final = 100
+CHECK_EVERY: Final = 100
 """Steps of an optimizer between two looks at each of its parameters, whether it is another one."""
 
 _MAX_KNOWN: Final = 1000
 _MAX_GONE: Final = 16
 
-_MAX_LOOKS: Final = 20
+_MAX_SEARCHES: Final = 20
 """How often a training's modules are looked for, which takes some 50 ms; parameters that come up
 later are named after their optimizer.
 """
@@ -238,13 +238,13 @@ class Optimizers:
         self, optimizer: torch.optim.Optimizer, watched: WatchedOptimizer, *, look: bool = True
     ) -> bool:
         """This optimizer has made a step: whether that is a step of the training. `look`: whether
-        it is asked if its parameters are the same; each `LOOK_EVERY` steps it is in any case.
+        it is asked if its parameters are the same; each `CHECK_EVERY` steps it is in any case.
 
         Where the primary makes none any more, the one that does takes its place.
         """
         watched.steps += 1
         self.steps += 1
-        whole = watched.steps % LOOK_EVERY == 0
+        whole = watched.steps % CHECK_EVERY == 0
         if (look and watched.ends != _ends(optimizer)) or (whole and not _same(watched, optimizer)):
             watched.stale = True
         if watched is self._primary:
@@ -271,7 +271,7 @@ class Optimizers:
     def counts_primary(self, optimizer: torch.optim.Optimizer, *, look: bool) -> WatchedOptimizer:
         """Whether the primary optimizer's step counts as a step of the training."""
         watched = self._primary
-        if look or (watched.steps + 1) % LOOK_EVERY == 0:
+        if look or (watched.steps + 1) % CHECK_EVERY == 0:
             self.counts(optimizer, watched, look=look)
             return watched
         watched.steps += 1
@@ -287,7 +287,7 @@ class Optimizers:
         """
         watched = self._watched[id(optimizer)]
         alone = watched.alone + 1 if watched.turn == self._turn else 1
-        if alone > 1 or watched.steps == 0 or (watched.steps + 1) % LOOK_EVERY == 0:
+        if alone > 1 or watched.steps == 0 or (watched.steps + 1) % CHECK_EVERY == 0:
             return False
         watched.steps += 1
         self.steps += 1
@@ -304,7 +304,7 @@ class Optimizers:
         self._turn += steps
         if (
             optimizer is not None
-            and before // LOOK_EVERY != watched.steps // LOOK_EVERY
+            and before // CHECK_EVERY != watched.steps // CHECK_EVERY
             and not _same(watched, optimizer)
         ):
             watched.stale = True
@@ -428,7 +428,7 @@ class Optimizers:
         live = self.modules()
         names = discovery.name_parameters(parameters, live, self._cuts)
         if unknown:
-            if look and self._looks < _MAX_LOOKS and len(names.by_id) < len(parameters):
+            if look and self._looks < _MAX_SEARCHES and len(names.by_id) < len(parameters):
                 self._discover()
                 live = self.modules()
                 names = discovery.name_parameters(parameters, live, self._cuts)

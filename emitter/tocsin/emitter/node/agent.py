@@ -30,7 +30,7 @@ from tocsin.schemas.topics import Topics
 
 logger = logging.getLogger(__name__)
 
-LOOK_S: Final = 1.0
+POLL_S: Final = 1.0
 """How often it is looked for runs, and for the lock of one that another samples, seconds."""
 
 AGAIN_S: Final = 10.0
@@ -99,7 +99,7 @@ async def _turn(lock: NodeLock) -> None:
     while True:
         if lock.acquire():
             return
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
 
 
 class NodeAgent:
@@ -130,7 +130,7 @@ class NodeAgent:
         try:
             while not sampling.done():
                 self._sort(await self._find())
-                await asyncio.wait({sampling}, timeout=LOOK_S)
+                await asyncio.wait({sampling}, timeout=POLL_S)
             sampling.result()
         finally:
             sampling.cancel()
@@ -169,7 +169,7 @@ class NodeAgent:
         try:
             if not wanted.acquire():
                 # Another agent has it; this one would take over.
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
                 return
             async with contextlib.AsyncExitStack() as stack:
                 newest = self._known[key][-1]

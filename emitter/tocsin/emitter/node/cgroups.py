@@ -21,7 +21,7 @@ from typing import Final
 from tocsin.emitter.node.proc_files import ROOT, ProcFile, named_numbers
 from tocsin.emitter.node.sources import Sample
 
-LOOK_EVERY_S: Final = 5.0
+READ_EVERY_S: Final = 5.0
 """How often the limits are looked up: they rarely change, but a job moves when it starts."""
 
 _V1_MEMORY: Final = "memory.usage_in_bytes"
@@ -154,7 +154,7 @@ class GroupSamples:
         if (
             self._looked is None
             or self._looked[0] != self.pid
-            or now_s - self._looked[1] >= LOOK_EVERY_S
+            or now_s - self._looked[1] >= READ_EVERY_S
         ):
             self._looked = self.pid, now_s
             self._read()

@@ -20,7 +20,7 @@ MAX_FOLDERS: Final = 16
 SPACE_EVERY_S: Final = 5.0
 """How often the space is looked at, seconds."""
 
-LOOK_EVERY: Final = 120
+SCAN_EVERY: Final = 120
 """Readings until it is looked for new devices."""
 
 _SECTOR_BYTES: Final = 512
@@ -73,7 +73,7 @@ class DiskTraffic:
         text = self._file.read()
         if text is None:
             return {}
-        if self._n % LOOK_EVERY == 0:
+        if self._n % SCAN_EVERY == 0:
             self._real = self._whole_disks()
         self._n += 1
         there: dict[bytes, tuple[int, int, int]] = {}

@@ -16,7 +16,7 @@ from typing import Final
 from tocsin.emitter.node.proc_files import ROOT, ProcFile
 from tocsin.emitter.node.sources import Sample
 
-LOOK_EVERY: Final = 120
+SCAN_EVERY: Final = 120
 """Readings until it is looked for new devices."""
 
 _COLUMNS: Final = (
@@ -45,7 +45,7 @@ class NetworkSamples:
         text = self._file.read()
         if text is None:
             return {}
-        if self._n % LOOK_EVERY == 0:
+        if self._n % SCAN_EVERY == 0:
             self._real = self._interfaces()
         self._n += 1
         there: dict[str, list[int]] = {}

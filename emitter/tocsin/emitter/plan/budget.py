@@ -22,7 +22,7 @@ from itertools import chain
 from statistics import median
 from typing import Final
 
-LEAST_S: Final = 20e-6
+MIN_S: Final = 20e-6
 """What a step may cost at least, seconds."""
 
 ALLOWANCE_S: Final = 0.05
@@ -32,11 +32,11 @@ LEFT: Final = 0.1
 """Share of a step's allowance that goes to the passes even where the step itself has used it up:
 never blind."""
 
-MOST_PASSED: Final = 50
+MAX_PASSED: Final = 50
 """Steps from one that is looked at to the next, at most. Nearly all intervals are multiples of it:
 what is due meets a step that is looked at anyway."""
 
-FOR_LOOKS: Final = 0.5
+CAPTURE_SHARE: Final = 0.5
 """Share of what the hooks leave of a step's allowance that looking at steps may take, where steps
 are short."""
 
@@ -120,7 +120,7 @@ class Budget:
         if self._fixed or not step_s:
             return False
         looks, step_time_s = self.looks_every, median(step_s)
-        self.allowed_s = max(self._share * step_time_s, LEAST_S)
+        self.allowed_s = max(self._share * step_time_s, MIN_S)
         self._choose_looks(base_s)
         if self._spent_s < ALLOWANCE_S:
             return False
@@ -133,12 +133,12 @@ class Budget:
 
     def _choose_looks(self, base_s: float) -> None:
         allowed = self.allowed_s
-        if allowed > LEAST_S and base_s <= allowed:
+        if allowed > MIN_S and base_s <= allowed:
             self.looks_every = 1
             return
         left = max(allowed - CALL_S * self.calls, LEFT * allowed)
-        wanted = UNMEASURED * base_s / (FOR_LOOKS * left)
-        self.looks_every = min(MOST_PASSED, round_interval(self.looks_every, wanted, 1))
+        wanted = UNMEASURED * base_s / (CAPTURE_SHARE * left)
+        self.looks_every = min(MAX_PASSED, round_interval(self.looks_every, wanted, 1))
 
     def _choose(self, base_s: float) -> None:
         allowed = self.allowed_s

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tocsin.emitter.model.optimizers import Optimizers, WatchedOptimizer
     from tocsin.emitter.training.training import Training
 
-MOST_ROWS: Final = 1024
+MAX_ROWS: Final = 1024
 """Above it parameters that follow each other share a row."""
 
 GROUPS: Final = 64
@@ -104,7 +104,7 @@ class Checksums:
                 self._sums[i] = high << 32 | low
         self._copies.clear()
         names, sums = self._names, self._sums
-        if len(names) > MOST_ROWS:
+        if len(names) > MAX_ROWS:
             names, sums = _grouped(names, sums)
         counts: Counts = np.array(sums, np.uint64).reshape(-1, 1)
         nothing = np.zeros((len(names), 0), np.float32)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tocsin.schemas.records.collections import Mode
 
 
-AT_MOST: Final = 64
+MAX_PENDING: Final = 64
 """Losses on a GPU that are copied together, and copies that are waited for."""
 
 
@@ -43,7 +43,7 @@ class EvaluationLosses(Probe):
         self._training = training
         self._plan = training.settings.plan("losses")
         self._held: list[torch.Tensor] = []
-        self._copies: deque[tuple[At, HostCopy]] = deque(maxlen=AT_MOST)
+        self._copies: deque[tuple[At, HostCopy]] = deque(maxlen=MAX_PENDING)
         self._at = At(0, "eval", due=True)
         self._first: tuple[int, str] = (-1, "")
 
@@ -67,7 +67,7 @@ class EvaluationLosses(Probe):
             return
         if is_recording():
             return
-        if self._held and (at != self._at or len(self._held) >= AT_MOST):
+        if self._held and (at != self._at or len(self._held) >= MAX_PENDING):
             self.flush()
         self._at, self.reads = at, 0
         self._held.append(loss.reshape(1).to(torch.float32, copy=True))

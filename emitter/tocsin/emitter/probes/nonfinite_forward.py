@@ -4,8 +4,8 @@ What a forward pass keeps for its backward pass is looked through once, in forwa
 of the backward call of a loss that is known not to be finite: on the CPU alone, where that is known
 at once. The first operation with a bad number is named, by the module whose parameters it, or the
 last one before it, has used; or what went into it: a weight, or what was computed from none, a
-batch. At most `LOOKS` times between two steps, `MAX_LOOKS` times in a training, and for `LIMIT_S`
-each time.
+batch. At most `MAX_SEARCHES_PER_STEP` times between two steps, `MAX_SEARCHES` times in a training,
+and for `LIMIT_S` each time.
 
 What hooks of saved tensors have packed is never read: under activation checkpointing that would
 run the forward pass again. The first such tensor ends the look, since what is behind it may not
@@ -30,8 +30,8 @@ from torch.autograd.graph import Node
 from tocsin.emitter.statistics.readable import is_readable
 from tocsin.emitter.statistics.tables import Table
 
-LOOKS: Final = 3
-MAX_LOOKS: Final = 20
+MAX_SEARCHES_PER_STEP: Final = 3
+MAX_SEARCHES: Final = 20
 LIMIT_S: Final = 1.0
 MAX_NODES: Final = 50_000
 

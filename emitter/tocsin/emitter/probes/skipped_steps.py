@@ -16,7 +16,12 @@ from typing import Final
 import torch
 
 from tocsin.emitter.probes.losses import Loss, on_host
-from tocsin.emitter.probes.nonfinite_forward import LOOKS, MAX_LOOKS, BadValue, first_bad_value
+from tocsin.emitter.probes.nonfinite_forward import (
+    MAX_SEARCHES,
+    MAX_SEARCHES_PER_STEP,
+    BadValue,
+    first_bad_value,
+)
 from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
 from tocsin.emitter.training.training import Training
@@ -49,7 +54,7 @@ class SkippedSteps:
         """
         if not isinstance(loss, torch.Tensor) or is_recording():
             return
-        if self._searches >= LOOKS or self._all_searches >= MAX_LOOKS:
+        if self._searches >= MAX_SEARCHES_PER_STEP or self._all_searches >= MAX_SEARCHES:
             return
         self._searches += 1
         self._all_searches += 1

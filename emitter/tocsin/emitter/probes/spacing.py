@@ -21,14 +21,14 @@ LATE: Final = 1000
 PART: Final = 0.05
 """Of the cost that a step is allowed: 1 µs of 20."""
 
-MOST: Final = 2000
+MAX_SPACING: Final = 2000
 """Steps between two looks, at most, unless a probe wants them nearer."""
 
 
 class Spacing:
     """Steps between two looks of a probe: `every`, from the step `LATE` on up to `most`."""
 
-    def __init__(self, every: int, most: int = MOST) -> None:
+    def __init__(self, every: int, most: int = MAX_SPACING) -> None:
         self._every: Final = every
         self._most: Final = most
         self.steps = every

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 BLOCKS: Final = 16
 BLOCK: Final = 256
 SAMPLE: Final = BLOCKS * BLOCK
-LEAST: Final = 1 << 18
+MIN_VALUES: Final = 1 << 18
 SHARE: Final = 0.02
 
 UPDATE_COLUMNS: Final = ("l2", "update_l2")
@@ -118,7 +118,7 @@ class UpdateProbe(Probe):
         moving = [(name, p) for name, p in parameters if p.grad is not None]
         if not moving:
             return
-        left = max(LEAST, int(SHARE * sum(p.numel() for _, p in moving)))
+        left = max(MIN_VALUES, int(SHARE * sum(p.numel() for _, p in moving)))
         start = self._next % len(moving)
         with torch.no_grad():
             for i in range(len(moving)):

@@ -62,7 +62,7 @@ DRAIN_S: Final = 1.0
 TURN_S: Final = FLUSH_S + CLOSE_S
 """How long the sender of the training before may take to end."""
 
-_TURN_LOOK_S: Final = 0.02
+_TURN_POLL_S: Final = 0.02
 
 _SCALARS: Final = Priority.SCALARS
 """The class finds its members slowly, and this one is asked for at each step."""
@@ -411,7 +411,7 @@ class Sender:
         while any(each.is_alive() for each in self._after):
             if self._closing or time.monotonic() > until:
                 break
-            await asyncio.sleep(_TURN_LOOK_S)
+            await asyncio.sleep(_TURN_POLL_S)
         self._after = ()
 
     def _degrade(self, probe: str, error: Exception) -> None:

@@ -29,7 +29,7 @@ BUCKETS: Final = ("s3://", "gs://", "az://")
 CLOSE_S: Final = 5.0
 """How long the end of a training waits for files under way, seconds."""
 
-_LOOK_S: Final = 0.01
+_POLL_S: Final = 0.01
 _HEADER_BYTES: Final = 256
 """More than what the head of a file needs for one tensor beside its name."""
 
@@ -180,7 +180,7 @@ class TensorFiles:
     def _one(self, job: Job) -> None:
         try:
             while not job.copied.ready():
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
             if self._left is None:
                 self._left = (self._budget - self._before()) // self._ranks
             size_bytes = size_of(job.copied)

@@ -18,7 +18,7 @@ from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.events import EVENT_TYPES
 from tocsin.schemas.records.stops.commands import LookCloser, detail_request_key
 
-LOOK_CLOSER: Final = "look_closer"
+DETAIL_REQUEST: Final = "look_closer"
 """The kind of the datagram to a rank: `steps`, and `reason` for people."""
 
 MAX_STEPS: Final = 200
@@ -81,7 +81,7 @@ class DetailRequests:
 def message(request: LookCloser) -> datagrams.Message:
     """The datagram to a rank."""
     return {
-        "kind": LOOK_CLOSER,
+        "kind": DETAIL_REQUEST,
         "steps": min(request.steps, MAX_STEPS),
         "reason": f"issue {request.issue_id} of {request.rule}",
     }

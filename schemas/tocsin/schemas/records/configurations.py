@@ -9,7 +9,7 @@ from pydantic import Field
 from tocsin.schemas.records.events import EVENT_TYPES, Data, example
 from tocsin.schemas.records.fields import Millis, Text, Word
 
-MOST_PROBLEMS: Final = 20
+MAX_PROBLEMS: Final = 20
 """Of a configuration with more, the first are named."""
 
 KEY_PREFIX: Final = b"_workers/"
@@ -43,7 +43,7 @@ class ConfigurationRefused(Data):
     worker: Word = Field(min_length=1, max_length=300, description="service and host")
     at_ms: Millis = Field(description="when it was refused, Unix milliseconds")
     problems: tuple[Text, ...] = Field(
-        min_length=1, max_length=MOST_PROBLEMS, description="each with file, line and column"
+        min_length=1, max_length=MAX_PROBLEMS, description="each with file, line and column"
     )
     more: int = Field(default=0, ge=0, description="how many problems are not listed")
 

@@ -12,7 +12,7 @@ from tocsin.schemas.records.real import Real
 from tocsin.schemas.records.run_view import RunState
 from tocsin.schemas.records.runs import Outcome
 
-MOST_RUNS: Final = 20
+MAX_RUNS: Final = 20
 """Of more runs, those that started last are named."""
 
 
@@ -46,7 +46,7 @@ class Digest(Data):
     receiver: Word = Field(max_length=100)
     from_ms: Millis
     until_ms: Millis
-    runs: Many[DigestRun] = Field(default=(), max_length=MOST_RUNS)
+    runs: Many[DigestRun] = Field(default=(), max_length=MAX_RUNS)
     more_runs: Whole = Field(default=0, description="how many runs are not listed")
     issues: Whole = Field(default=0, description="that started in the interval")
     open: Whole = Field(default=0, description="issues of running runs that are not over")

@@ -18,7 +18,7 @@ from tocsin.store.catalog import FileOfRun, Store
 from tocsin.store.manifest import Family, Manifest, manifest_path
 from tocsin.store.storage.local import LocalStorage
 
-MOST: Final = 20
+MAX_RUNS: Final = 20
 """Of so many runs the bus is read; of more, the last started."""
 
 _TELEMETRY: Final[Family] = "telemetry"

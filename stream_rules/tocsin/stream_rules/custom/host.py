@@ -41,7 +41,7 @@ from tocsin.stream_rules.engine.configured_rules import RuleSpec
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S: Final = 0.1
+_POLL_S: Final = 0.1
 """How often a child at work is looked at."""
 
 _GAP_S: Final = 0.5
@@ -287,7 +287,7 @@ class CustomHost:
             busy = child.loaded is None or self._backlog.under_way
             unsaved = self._backlog.unsaved
         if busy:
-            return _LOOK_S
+            return _POLL_S
         return self._limits.save_s if unsaved else None
 
     def _hand_over(self, child: ChildProcess) -> None:

@@ -24,7 +24,7 @@ from tocsin.stream_rules.reading.tensor_rows import LowestRankRows
 COLLECTIONS: Final = ("gradients", "weights", "optimizer_state")
 """Collections of another run that are kept."""
 
-MOST_BYTES: Final = 64 << 20
+MAX_BYTES: Final = 64 << 20
 """Of summaries of one other run; what comes later is not kept: the first difference counts."""
 
 _NAME_BYTES: Final = 100
@@ -129,7 +129,7 @@ class Reference:
 
     def _grow(self, size: int) -> None:
         self._bytes += size
-        self.full = self._bytes >= MOST_BYTES
+        self.full = self._bytes >= MAX_BYTES
 
 
 class References:

@@ -12,10 +12,10 @@ from tocsin.schemas.records.frames import TensorFrame
 from tocsin.stream_rules.reading.state_codec import StateArray
 from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows
 
-_MOST: Final = 64
+_MAX_SUMMARIES: Final = 64
 """Summaries that are added up at most."""
 
-_MOST_CELLS: Final = 1 << 15
+_MAX_CELLS: Final = 1 << 15
 """Counts other than 0 that are kept apart by summary: a state has to fit into a record."""
 
 _LARGEST: Final = np.iinfo(np.uint32).max
@@ -62,9 +62,9 @@ class Recent:
         """Take a summary of so many labels; what is not needed for `samples` is left out."""
         self.tables.append(_Counts.from_table(table))
         self.labels.append(labels)
-        while len(self.tables) > _MOST or sum(self.labels[1:]) >= samples:
+        while len(self.tables) > _MAX_SUMMARIES or sum(self.labels[1:]) >= samples:
             del self.tables[0], self.labels[0]
-        while len(self.tables) > 2 and sum(len(one.at) for one in self.tables) > _MOST_CELLS:
+        while len(self.tables) > 2 and sum(len(one.at) for one in self.tables) > _MAX_CELLS:
             self._halve()
 
     def _halve(self) -> None:

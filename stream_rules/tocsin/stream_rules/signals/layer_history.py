@@ -16,7 +16,7 @@ from tocsin.stream_rules.reading.tensor_rows import Doubles, aligned
 
 Flags = npt.NDArray[np.bool_]
 
-MOST_NUMBERS: Final = 16_384
+MAX_NUMBERS: Final = 16_384
 """That are remembered, of all layers together: a state has to fit into a record."""
 
 FEWEST: Final = 16
@@ -38,7 +38,7 @@ class LayerHistory:
             known = np.array([aligned(rows, self.rows, one) for one in known])
             self.rows = list(rows)
         known = known.reshape(-1, len(rows))
-        most = min(SERIES_POINTS, max(FEWEST, MOST_NUMBERS // max(1, len(rows))))
+        most = min(SERIES_POINTS, max(FEWEST, MAX_NUMBERS // max(1, len(rows))))
         self.values = np.concatenate((known, values[None, :]))[-most:]
         self.steps = [*self.steps, step][-most:]
 

@@ -31,7 +31,7 @@ FALLS_OVER: Final = 250
 _EVERY: Final = 10
 """Which medians are kept of that time. Unit: losses."""
 
-_MOST: Final = FALLS_OVER // _EVERY + 1
+_MAX_NOTED: Final = FALLS_OVER // _EVERY + 1
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class LostProgress:
         if self.above_low == 0:
             self.since, self.since_ms = step, at_ms
         if self.above_low % _EVERY == 0:
-            self.noted = [*self.noted, now][-_MOST:]
+            self.noted = [*self.noted, now][-_MAX_NOTED:]
         self.above_low += 1
         self.above_high = self.above_high + 1 if self.share > high else 0
         self.highest = max(self.highest, now)
@@ -91,7 +91,7 @@ class LostProgress:
     def falls(self, now: float) -> bool:
         """Whether the loss is clearly lower than `FALLS_OVER` losses ago (or where it rose, if that
         was later), or may be: a state that was saved by an earlier version has no such medians."""
-        if len(self.noted) < min(_MOST, (self.above_low + _EVERY - 1) // _EVERY):
+        if len(self.noted) < min(_MAX_NOTED, (self.above_low + _EVERY - 1) // _EVERY):
             return True
         before = self.noted[0]
         return before - now > FALLS * (before - self.lowest)

@@ -7,7 +7,7 @@ from typing import Final
 
 from tocsin.schemas.records.frames import TensorFrame
 
-_MOST: Final = 256
+_MAX_BIASES: Final = 256
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class OutputWidth:
                 for name, n in zip(frame.rows, sizes.tolist(), strict=True)
                 if name.partition("@")[0].endswith("bias")
             }
-        )[:_MOST]
+        )[:_MAX_BIASES]
         weights = [
             int(n)
             for name, n in zip(frame.rows, sizes.tolist(), strict=True)

@@ -23,9 +23,9 @@ from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 BUCKETS: Final = 240
 SHORT_BUCKETS: Final = 60
 PARTS: Final = 9
-MOST_AT_ONCE: Final = 0.6
-MOST_TAKEN_BACK: Final = 0.25
-LEAST_LATE: Final = 0.2
+MAX_AT_ONCE: Final = 0.6
+MAX_TAKEN_BACK: Final = 0.25
+MIN_LATE: Final = 0.2
 SPAN_S: Final = 5.0
 REACH: Final = 10.0
 """A window predicts ten times its own length, and no further."""
@@ -79,9 +79,9 @@ class Trend:
             return None
         shares = ways / change
         at_once = float((shares[:-1] + shares[1:]).max())
-        if at_once > MOST_AT_ONCE or -float(shares[shares < 0].sum()) > MOST_TAKEN_BACK:
+        if at_once > MAX_AT_ONCE or -float(shares[shares < 0].sum()) > MAX_TAKEN_BACK:
             return None
-        if float(shares[-3:].sum()) < LEAST_LATE:
+        if float(shares[-3:].sum()) < MIN_LATE:
             return None
         apart = float(times[-1].mean() - times[0].mean())
         return change / apart if apart > 0 else None

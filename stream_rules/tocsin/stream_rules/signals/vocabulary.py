@@ -7,7 +7,7 @@ from typing import Final
 
 from tocsin.schemas.records.frames import TensorFrame
 
-_MOST: Final = 64
+_MAX_SIZES: Final = 64
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class Vocabulary:
         """Take in a summary of the collection `embeddings`."""
         rows = frame.count("numel")
         for size in () if rows is None else rows.tolist():
-            if size not in self.sizes and len(self.sizes) < _MOST:
+            if size not in self.sizes and len(self.sizes) < _MAX_SIZES:
                 self.sizes.append(int(size))
 
     def holds(self, classes: int) -> bool:

@@ -28,7 +28,7 @@ INPUTS: Final[tuple[Input, ...]] = (
 
 _AVERAGES: Final = ("exp_avg", "momentum_buffer")
 _ALIKE: Final = 1e-3
-_LEAST: Final = 2
+_MIN_TENSORS: Final = 2
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class WarmStart:
     def is_new(self) -> bool:
         """Whether the optimizer had no past at the first step, as far as that is known."""
         both = [name for name, norm in self.norms.items() if norm > 0 and name in self.averages]
-        if len(both) < _LEAST:
+        if len(both) < _MIN_TENSORS:
             # Without momentum it keeps nothing that could tell.
             return self.optimizer == "SGD" and not self.averages and bool(self.norms)
         parts = np.array([self.averages[name] / self.norms[name] for name in both])

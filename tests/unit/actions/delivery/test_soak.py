@@ -31,7 +31,7 @@ OK = Outcome(status=200, phrase="OK")
 async def test_a_day_of_alarms_leaves_memory_as_it_was(
     monkeypatch: pytest.MonkeyPatch, issues: int, most_final: int
 ) -> None:
-    monkeypatch.setattr(final_entries, "MOST_FINAL", most_final)
+    monkeypatch.setattr(final_entries, "MAX_FINAL", most_final)
     metrics = PrometheusMetrics()
 
     def answer(notice: Notice) -> Outcome:

@@ -6,7 +6,7 @@ from support.issue_records import NOW_MS, delivery, issue
 from tocsin.actions.ledger import final_entries
 from tocsin.actions.ledger.final_entries import KEEP_FINAL_MS
 from tocsin.actions.ledger.ledger import Ledger
-from tocsin.actions.ledger.message_handles import MOST, MessageHandles
+from tocsin.actions.ledger.message_handles import MAX_MESSAGES, MessageHandles
 from tocsin.actions.ledger.retry import Decision, Outcome
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.topics import issue_partition
@@ -122,8 +122,8 @@ def test_final_entries_end_after_ninety_days() -> None:
 def test_of_too_many_final_entries_those_of_open_issues_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(final_entries, "MOST_FINAL", 2)
-    monkeypatch.setattr(final_entries, "MOST_OF_OPEN", 3)
+    monkeypatch.setattr(final_entries, "MAX_FINAL", 2)
+    monkeypatch.setattr(final_entries, "MAX_OF_OPEN", 3)
     ledger = Ledger()
 
     def deliver(episode: int, **changes: object) -> Delivery:
@@ -170,7 +170,7 @@ def test_no_more_messages_are_remembered_than_a_service_has_room_for() -> None:
     lines = [pending("chat", episode=str(number)) for number in range(2)]
     for one in lines:
         handles.learn(one.model_copy(update={"handle": "1"}))
-    for number in range(MOST - 1):
+    for number in range(MAX_MESSAGES - 1):
         handles.learn(lines[0].model_copy(update={"handle": "1", "action": f"chat-{number}"}))
     assert [handles.get(one) for one in lines] == [None, "1"]
 

@@ -33,7 +33,7 @@ from tocsin.actions.receivers.eventbridge.kind import put_event
 from tocsin.actions.receivers.lambda_function.kind import invoke
 from tocsin.actions.receivers.message import message_of
 from tocsin.actions.receivers.sms.sender import (
-    MOST_PARTS,
+    MAX_PARTS,
     SmsSender,
     SmsTarget,
     parts,
@@ -330,7 +330,7 @@ def test_a_client_makes_one_attempt_for_each_call(aws: None) -> None:
 @given(st.text(max_size=1000))
 def test_any_text_fits_into_the_parts(reason: str) -> None:
     text = sms_text(message_of(issue().model_copy(update={"reason": reason})))
-    assert parts(text) <= MOST_PARTS
+    assert parts(text) <= MAX_PARTS
     assert "\n" not in text
 
 

@@ -20,7 +20,7 @@ from tocsin.actions.receivers.templates.config import TemplateConfig
 from tocsin.actions.receivers.templates.template import compile_template, words_of
 from tocsin.actions.receivers.webhook.bodies import binary, structured
 from tocsin.schemas.configuration.file import SectionRegistry, check_config
-from tocsin.schemas.records.digests import MOST_RUNS, Digest, DigestRun
+from tocsin.schemas.records.digests import MAX_RUNS, Digest, DigestRun
 
 HOUR_MS = 3_600_000
 DUE = DueDigest.last("mail", ALL_RUNS, 24 * HOUR_MS, NOW_MS)
@@ -30,7 +30,7 @@ EVIL = "<b>@all</b>"
 def digest_notice(**more: object) -> Notice:
     runs = tuple(
         DigestRun(run_id=f"gpt-{number}", state="running", last_step=1200, last_loss=0.25)
-        for number in range(MOST_RUNS)
+        for number in range(MAX_RUNS)
     )
     fields = {"receiver": "mail", "from_ms": DUE.from_ms, "until_ms": DUE.until_ms, "runs": runs}
     digest = Digest.model_validate({**fields, **more})
@@ -50,7 +50,7 @@ def test_mail_names_the_runs_and_answers_no_other_mail() -> None:
     assert "X-Tocsin-Issue" not in mail
     text = message.text()
     assert text.startswith("DIGEST: All is well: 24 runs, nothing wrong\n")
-    assert text.count("Run: ") == MOST_RUNS + 1
+    assert text.count("Run: ") == MAX_RUNS + 1
     assert "and 4 more: tocsin status" in text
     assert "2 (silence)" in text
     page = html_of(message, None)
@@ -82,7 +82,7 @@ def test_programs_get_its_event() -> None:
     for event in bodies:
         assert (event["type"], event["occasion"]) == ("tocsin.digest", "digest")
         assert event["id"] == DUE.delivery_id
-        assert len(event["data"]["runs"]) == MOST_RUNS
+        assert len(event["data"]["runs"]) == MAX_RUNS
     assert binary(given).headers["ce-type"] == "tocsin.digest"
 
 

@@ -16,7 +16,7 @@ from tocsin.console.page.hub import Hub, Rendered, event_of
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_hub, "LEAST_S", 0.01)
+    monkeypatch.setattr(page_hub, "MIN_S", 0.01)
     monkeypatch.setattr(page_hub, "GATHER_S", 0.001)
     monkeypatch.setattr(page_hub, "SHARE", 0.0)
 

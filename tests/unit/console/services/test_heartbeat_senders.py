@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tocsin.console.services.heartbeat_senders import MOST, Change, Senders, TooManySenders
+from tocsin.console.services.heartbeat_senders import MAX_SENDERS, Change, Senders, TooManySenders
 
 AFTER = 120_000
 
@@ -70,7 +70,7 @@ def test_nobody_is_reported_for_a_time_in_which_nobody_could_be_heard() -> None:
 
 def test_names_that_change_at_each_start_fill_no_memory() -> None:
     senders = Senders(after_ms=AFTER, now_ms=0)
-    for number in range(MOST):
+    for number in range(MAX_SENDERS):
         senders.pinged(f"s{number}", 0)
     with pytest.raises(TooManySenders, match="1,000 senders"):
         senders.pinged("one-more", 0)

@@ -71,7 +71,7 @@ def test_units_of_a_convolution_are_its_channels(tmp_path: Path) -> None:
     )
     found = capture(tmp_path, model, 32, 3, 8, 8)
     assert dead_of(found, 1) == pytest.approx({"1": 0.5})
-    assert found.frame("activations", 1).counts[0, 0] <= samples.LOOKS
+    assert found.frame("activations", 1).counts[0, 0] <= samples.MAX_SAMPLES
 
 
 def test_a_sequence_has_its_units_in_the_last_dimension(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_updates_are_exact_where_tensors_are_small(tmp_path: Path) -> None:
 
 
 def test_large_tensors_are_estimated_and_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tocsin.emitter.probes.weight_updates.LEAST", 1 << 16)
+    monkeypatch.setattr("tocsin.emitter.probes.weight_updates.MIN_VALUES", 1 << 16)
     torch.manual_seed(0)
     tensors = [(str(i), torch.randn(100, 1000, requires_grad=True)) for i in range(40)]
     for _, tensor in tensors:

@@ -182,7 +182,7 @@ def test_other_files_say_nothing(tmp_path: Path) -> None:
 def test_of_a_large_one_the_beginnings_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_health, "_LEAST", 1024)
+    monkeypatch.setattr(checkpoint_health, "_MIN_BYTES", 1024)
     bad = torch.ones(100, 1000)
     bad[0, 3] = INF
     torch.save({"a": torch.ones(100, 1000), "b": bad, "z": torch.zeros(9, 99)}, tmp_path / "a.pt")

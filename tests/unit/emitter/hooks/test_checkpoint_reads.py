@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from support.captured import captured, said
-from tocsin.emitter.hooks.checkpoint_reads import MOST_OF_FOLDER
+from tocsin.emitter.hooks.checkpoint_reads import MAX_OF_FOLDER
 from tocsin.emitter.model.devices import devices_of
 from tocsin.emitter.run import Run
 from tocsin.emitter.training.context import current
@@ -47,9 +47,7 @@ def test_what_was_loaded_before_the_first_step_is_told(tmp_path: Path) -> None:
 
     (started,) = said(tmp_path).of(RunStarted)
     assert started.loaded[:2] == (str(kept / "step-10.pt"), str(tmp_path / "newest.pt"))
-    assert started.loaded[2:] == tuple(
-        str(data / f"{i}.pt") for i in range(20 - MOST_OF_FOLDER, 20)
-    )
+    assert started.loaded[2:] == tuple(str(data / f"{i}.pt") for i in range(20 - MAX_OF_FOLDER, 20))
     assert started.devices == {}
 
 

@@ -27,7 +27,7 @@ PLAN = NodePlan(interval_s=0.02)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publisher, "CHECK_S", 0.02)
-    monkeypatch.setattr(agent, "LOOK_S", 0.02)
+    monkeypatch.setattr(agent, "POLL_S", 0.02)
     monkeypatch.setattr("tocsin.emitter.node.sampler.PACKED_S", 0.05)
 
 

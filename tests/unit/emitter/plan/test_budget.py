@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tocsin.emitter.plan.budget import (
     ALLOWANCE_S,
     LADDER,
-    LEAST_S,
-    MOST_PASSED,
+    MAX_PASSED,
+    MIN_S,
     UNMEASURED,
     Budget,
 )
@@ -64,13 +64,13 @@ def test_what_fits_keeps_its_floor_and_leaves_the_rest_to_the_others() -> None:
 def test_short_steps_have_twenty_microseconds() -> None:
     made = budget(blocks=5e-6, gradients=1e-4, weights=1e-4)
     made.review([5e-4] * 32, 10e-6)
-    assert cost_a_step(made) <= LEAST_S - 10e-6
+    assert cost_a_step(made) <= MIN_S - 10e-6
 
 
 def test_it_is_never_blind_where_the_step_itself_is_over_the_budget() -> None:
     made = budget(blocks=5e-6, gradients=1e-4, weights=1e-4)
     made.review([5e-4] * 32, 1e-3)
-    assert cost_a_step(made) <= 0.1 * LEAST_S
+    assert cost_a_step(made) <= 0.1 * MIN_S
     assert made.interval("gradients") < LADDER[-1]
 
 
@@ -79,10 +79,10 @@ def test_it_is_never_blind_where_the_step_itself_is_over_the_budget() -> None:
     [
         (1e-3, 1e-6, 1),  # costs next to nothing
         (1e-3, 20e-6, 10),
-        (1e-3, 1e-3, MOST_PASSED),
+        (1e-3, 1e-3, MAX_PASSED),
         (5e-3, 25e-6, 1),  # no short step: 25 µs are allowed
         (5e-3, 40e-6, 10),
-        (20e-3, 2e-3, MOST_PASSED),  # twenty times what is allowed
+        (20e-3, 2e-3, MAX_PASSED),  # twenty times what is allowed
     ],
 )
 def test_steps_are_looked_at_less_often_where_each_costs_too_much(
@@ -145,7 +145,7 @@ def test_the_intervals_keep_the_budget(
     made = budget(share, **dict(zip(WEIGHTS, costs, strict=True)))
     for _ in range(3):
         made.review([step_s] * 32, base_s)
-    allowed = max(share * step_s, LEAST_S)
+    allowed = max(share * step_s, MIN_S)
     if made.looks_every > 1:
         base_s *= UNMEASURED / made.looks_every
     left = max(allowed - base_s, 0.1 * allowed)

@@ -13,7 +13,7 @@ import pytest
 from tocsin.emitter.plan.budget import Budget
 from tocsin.emitter.probes.program_checks.kept_graphs import KeptGraphs
 from tocsin.emitter.probes.program_checks.loss_inputs import LossInputs
-from tocsin.emitter.probes.spacing import LATE, MOST, Spacing
+from tocsin.emitter.probes.spacing import LATE, MAX_SPACING, Spacing
 from tocsin.emitter.process.isolation import Isolation
 from tocsin.emitter.training.training import Training
 
@@ -46,7 +46,7 @@ def looks(spacing: Spacing, of: Training, cost_s: float, until: int = 20_000) ->
         (0.001, 20e-6, 50),  # 20 µs a step are allowed, and 1 µs for this
         (0.001, 90e-6, 100),
         (0.001, 490e-6, 500),
-        (0.001, 1.0, MOST),
+        (0.001, 1.0, MAX_SPACING),
         (0.1, 500e-6, 50),  # 500 µs are
         (None, 1.0, 50),
     ],

@@ -44,7 +44,7 @@ _REFUSED_OPTIONS: Final = frozenset(
 )
 """What a chat URL may not ask for: files, redirects, unchecked certificates, a schedule."""
 
-_MOST_PARTS: Final = {
+_MAX_PARTS: Final = {
     "matrix": 2, "matrixs": 2, "ntfy": 2, "ntfys": 2, "rocket": 3, "rockets": 3, "slack": 4,
     "tgram": 2, "wxteams": 2, "zulip": 3,
 }  # fmt: skip
@@ -73,7 +73,7 @@ def chat_fault(text: str) -> str | None:
     # One that took the message would get it again for as long as another does not.
     parts = len([part for part in path.split("/") if part])
     named = len([one for one in re.split(r"[\s,;]+", options.get("to", "")) if one])
-    if named > 1 or parts + named > _MOST_PARTS.get(scheme.lower(), parts + 1):
+    if named > 1 or parts + named > _MAX_PARTS.get(scheme.lower(), parts + 1):
         return SEVERAL_TARGETS
     return None
 

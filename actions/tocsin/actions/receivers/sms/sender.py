@@ -22,7 +22,7 @@ from tocsin.actions.receivers.templates.template import Template, words_of
 if TYPE_CHECKING:
     from botocore.client import BaseClient
 
-MOST_PARTS: Final = 2
+MAX_PARTS: Final = 2
 """Each part is paid for; SNS itself would take ten."""
 
 _BASIC: Final = frozenset(
@@ -32,7 +32,7 @@ _BASIC: Final = frozenset(
 _EXTENDED: Final = frozenset("^{}\\[~]|€\f")
 _ONE, _PART = 160, 153
 _WIDE_ONE, _WIDE_PART = 70, 67
-_MOST_LOST: Final = 0.1
+_MAX_LOST: Final = 0.1
 """Of a text's characters, the share of letters that may become question marks."""
 _INSTEAD: Final = {
     "\u2018": "'",
@@ -74,9 +74,9 @@ def short(text: str) -> str:
     """
     basic = _basic(text)
     lost = sum(character.isalpha() for character in text) - sum(map(str.isalpha, basic))
-    if lost > _MOST_LOST * len(text):
-        return _cut(text, MOST_PARTS * _WIDE_PART, _wide)
-    return _cut(basic, MOST_PARTS * _PART, septets)
+    if lost > _MAX_LOST * len(text):
+        return _cut(text, MAX_PARTS * _WIDE_PART, _wide)
+    return _cut(basic, MAX_PARTS * _PART, septets)
 
 
 def septets(text: str) -> int:

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MOST_OUTPUT: Final = 64 * 1024
+_MAX_OUTPUT: Final = 64 * 1024
 """Characters of a filled template."""
-_MOST_FILTERED: Final = 16 * 1024
+_MAX_FILTERED: Final = 16 * 1024
 """Characters that a filter returns."""
-_MOST_FILTERS: Final = 50
+_MAX_FILTERS: Final = 50
 
 Escape = Callable[[str], str]
 """Makes text of a run safe in a channel."""
@@ -72,10 +72,8 @@ class Template:
         try:
             for piece in self.pieces(fields):
                 length += len(piece)
-                if length > _MOST_OUTPUT:
-                    raise MalformedRecord(
-                        f"the filled template is over {_MOST_OUTPUT:,} characters"
-                    )
+                if length > _MAX_OUTPUT:
+                    raise MalformedRecord(f"the filled template is over {_MAX_OUTPUT:,} characters")
                 out.append(piece)
         # Such as a comparison of text with a number; an error's own words may quote the run's.
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -287,7 +285,7 @@ _TESTS: Final = ("defined", "none", "number", "string")
 
 
 def _limited(text: str) -> str:
-    if len(text) > _MOST_FILTERED:
+    if len(text) > _MAX_FILTERED:
         raise ValueError("a filter returned too much")
     return text
 
@@ -358,8 +356,8 @@ def _check_nodes(tree: nodes.Template, text: str) -> None:
                 raise TemplateFault(f"there is no filter {node.name[:60]!r}", *place, hint)
         if isinstance(node, nodes.Test) and node.name not in _TESTS:
             raise TemplateFault(f"there is no test {node.name[:60]!r}", *place)
-    if filters > _MOST_FILTERS:
-        raise TemplateFault(f"more than {_MOST_FILTERS} filters", 1, 1)
+    if filters > _MAX_FILTERS:
+        raise TemplateFault(f"more than {_MAX_FILTERS} filters", 1, 1)
     for name in sorted(meta.find_undeclared_variables(tree) - set(sample_fields()[0])):
         found = re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", text)
         raise _unknown(name, text, 0 if found is None else found.start())

@@ -14,7 +14,7 @@ from tocsin.schemas.records.issues import SEVERITIES, IssueFiring
 from tocsin.schemas.text import counted, fact_text, plain_line
 
 KEY: Final = "issues"
-_MOST: Final = 50
+_MAX_ISSUES: Final = 50
 _ELSEWHERE: Final = {
     "The stop", "The stop of this run, requested for another reason", "What to try",
 }  # fmt: skip
@@ -34,15 +34,15 @@ def issues(numbers: RunNumbers, prices: PricesConfig) -> Section:
             key=KEY, title="Issues", finding="No rule has found an issue.", status="good"
         )
     every = numbers.run.runs_view
-    parts = [_part(story_of(every, every.commands, issue, prices)) for issue in found[:_MOST]]
+    parts = [_part(story_of(every, every.commands, issue, prices)) for issue in found[:_MAX_ISSUES]]
     counts = [
         f"{number:,} {severity}"
         for severity in reversed(SEVERITIES)
         if (number := sum(issue.severity == severity for issue in found))
     ]
     finding = f"{counted(len(found), 'issue')}: {', '.join(counts)}."
-    if len(found) > _MOST:
-        finding += f" The first {_MOST} are shown, causes first; `tocsin issues` lists all."
+    if len(found) > _MAX_ISSUES:
+        finding += f" The first {_MAX_ISSUES} are shown, causes first; `tocsin issues` lists all."
     return Section(key=KEY, title="Issues", finding=finding, status=worst(found), parts=parts)
 
 

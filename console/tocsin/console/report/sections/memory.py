@@ -22,8 +22,8 @@ from tocsin.console.report.sections.system_usage import NOT_SAMPLED
 KEY: Final = "memory"
 _TITLE: Final = "Memory"
 _GROWS: Final = 0.1
-_LEAST_SAMPLES: Final = 60
-_LEAST_BYTES: Final = 256 * 1024**2
+_MIN_SAMPLES: Final = 60
+_MIN_BYTES: Final = 256 * 1024**2
 _NEAR_PERCENT: Final = 95.0
 _MAX_NODES: Final = 8
 _COLUMNS: Final = (
@@ -102,7 +102,7 @@ def growth(values: Floats) -> float | None:
     The first fifths are left out: a training takes its memory in its first steps.
     """
     known = values[np.isfinite(values)]
-    if known.size < _LEAST_SAMPLES:
+    if known.size < _MIN_SAMPLES:
         return None
     size = known.size // 5
     return float(np.median(known[-size:]) - np.median(known[2 * size : 3 * size]))
@@ -120,7 +120,7 @@ def _judged(node: Node) -> tuple[str, bool]:
     of = "" if total is None else f" of {value_text(float(np.nanmax(total)), 'bytes')}"
     told = f"{whose} used at most {peak}{of} on {node.name}."
     more = growth(used)
-    if more is None or more < max(_LEAST_BYTES, _GROWS * float(np.nanmedian(used))):
+    if more is None or more < max(_MIN_BYTES, _GROWS * float(np.nanmedian(used))):
         return told, False
     return f"{told} It grew by {value_text(more, 'bytes')} in the last half of the run.", True
 

@@ -23,7 +23,7 @@ _SIGMA: Final = 1.4826
 _SPREADS: Final = 5.0
 _TIMES: Final = 2.0
 _SHOWN: Final = 15
-_LEAST_PERCENT: Final = 5.0
+_MIN_PERCENT: Final = 5.0
 
 
 def outliers(numbers: RunNumbers) -> Section:
@@ -53,7 +53,7 @@ def outliers(numbers: RunNumbers) -> Section:
         )
         if cause:
             finding += f" Most of that ({part:.0f} %) is: {cause}."
-        status = worst(issues) if issues else ("info" if share >= _LEAST_PERCENT else "good")
+        status = worst(issues) if issues else ("info" if share >= _MIN_PERCENT else "good")
     advice = remedies(issues)
     if not advice and status == "info":
         advice = (

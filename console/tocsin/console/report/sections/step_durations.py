@@ -21,7 +21,7 @@ from tocsin.schemas.text import counted
 KEY: Final = "step_durations"
 _TITLE: Final = "Step durations"
 _CHANGED: Final = 0.1
-_LEAST: Final = 40
+_MIN_STEPS: Final = 40
 
 
 def step_durations(numbers: RunNumbers) -> Section:
@@ -86,7 +86,7 @@ def step_durations(numbers: RunNumbers) -> Section:
 def drift(own: Floats) -> float | None:
     """The median of the last fifth against that of the first, as a share; None: too few steps."""
     size = own.size // 5
-    if own.size < _LEAST:
+    if own.size < _MIN_STEPS:
         return None
     first, last = float(np.median(own[:size])), float(np.median(own[-size:]))
     return last / first - 1 if first > 0 else None

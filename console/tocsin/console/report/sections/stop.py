@@ -14,7 +14,7 @@ from tocsin.schemas.text import counted, plain_line, time_text
 
 KEY: Final = "stop"
 _TITLE: Final = "The stop, and who was notified"
-_MOST: Final = 200
+_MAX_DELIVERIES: Final = 200
 _BAD: Final = frozenset({"rejected", "expired"})
 
 
@@ -65,7 +65,7 @@ def _table(deliveries: Sequence[Delivery]) -> Table:
             time_text(one.created_ms), plain_line(one.action), plain_line(one.rule), one.state,
             plain_line(one.reason), plain_line(one.decided_by),
         )
-        for one in deliveries[:_MOST]
+        for one in deliveries[:_MAX_DELIVERIES]
     ]  # fmt: skip
     columns = ("requested", "to", "because of", "state", "result", "decided by")
     return Table(columns, rows, "Notices and stops")

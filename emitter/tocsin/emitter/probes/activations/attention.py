@@ -19,10 +19,10 @@ from tocsin.emitter.statistics.reductions import lengths
 
 HEADS: Final = 4
 QUERIES: Final = 32
-MOST_LOGITS: Final = 1 << 20
+MAX_LOGITS: Final = 1 << 20
 """That are computed again: with very long sequences fewer queries."""
 
-MOST_LENGTHS: Final = 1 << 14
+MAX_LENGTHS: Final = 1 << 14
 """Queries and keys (each of one head and one place) whose lengths are taken."""
 
 CLOSED: Final = -1e30
@@ -82,7 +82,7 @@ def read(
 
 
 def _longest(vectors: torch.Tensor) -> torch.Tensor:
-    some = thinned(vectors, MOST_LENGTHS, whole=1)
+    some = thinned(vectors, MAX_LENGTHS, whole=1)
     # In the order of memory it is quicker.
     some = some.permute(*sorted(range(3), key=lambda d: -some.stride(d)), 3)
     return lengths(some).max()
@@ -100,7 +100,7 @@ def _logits(
     places, keys = query.shape[2], key.shape[2]
     heads = min(HEADS, query.shape[1])
     between = query.shape[1] // heads
-    most = max(1, min(QUERIES, MOST_LOGITS // (heads * keys)))
+    most = max(1, min(QUERIES, MAX_LOGITS // (heads * keys)))
     step = -(-places // most)
     # The last of each stretch: the first queries of a causal attention have nothing to look at.
     part = (0, slice(0, heads * between, between), slice((places - 1) % step, None, step))

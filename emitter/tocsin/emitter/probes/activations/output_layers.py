@@ -13,10 +13,10 @@ from tocsin.emitter.probes.activations.readings import Reading
 from tocsin.emitter.probes.activations.samples import rows_of
 from tocsin.emitter.statistics.reductions import lengths
 
-MOST_TOKENS: Final = 256
+MAX_TOKENS: Final = 256
 FEWEST_TOKENS: Final = 32
-MOST_LOGITS: Final = 1 << 18
-MOST_ROWS: Final = 65_536
+MAX_LOGITS: Final = 1 << 18
+MAX_ROWS: Final = 65_536
 
 
 def logits(name: str, output: torch.Tensor) -> Reading | None:
@@ -28,7 +28,7 @@ def logits(name: str, output: torch.Tensor) -> Reading | None:
     """
     if output.dim() < 2 or output.numel() == 0:
         return None
-    tokens = min(MOST_TOKENS, max(FEWEST_TOKENS, MOST_LOGITS // output.shape[-1]))
+    tokens = min(MAX_TOKENS, max(FEWEST_TOKENS, MAX_LOGITS // output.shape[-1]))
     rows = rows_of(output, tokens)
     log_z = rows.logsumexp(dim=-1)
     return Reading(
@@ -55,7 +55,7 @@ def embeddings(tables: Iterable[tuple[str, weakref.ref[nn.Module]]]) -> Iterable
         values = (weight if local is None else local()).detach()
         if values.is_meta or not values.is_floating_point() or values.numel() == 0:
             continue
-        apart = -(-values.shape[0] // MOST_ROWS)
+        apart = -(-values.shape[0] // MAX_ROWS)
         found = lengths(values[::apart])
         longest = found.max(dim=0)
         yield Reading(

@@ -18,7 +18,7 @@ from tocsin.emitter.probes.activations.readings import Reading
 from tocsin.emitter.probes.activations.samples import rows_of
 
 MAX_EXPERTS: Final = 1024
-MOST_TOKENS: Final = 4096
+MAX_TOKENS: Final = 4096
 IDS: Final = (torch.int64, torch.int32)
 
 _TYPE: Final = re.compile(r"(Router|Gate|Gating|TopKGate)$")
@@ -97,12 +97,12 @@ def read(
         width = chosen.shape[-1] if chosen.dim() > 1 else 1
         if width != top or chosen.numel() != logits.numel() // experts * top:
             return None
-    rows = rows_of(logits, MOST_TOKENS)
+    rows = rows_of(logits, MAX_TOKENS)
     if chosen is None:
         chosen = rows.topk(top, dim=-1).indices
     else:
         chosen = chosen.reshape(-1, top)
-        chosen = chosen[:: max(1, chosen.shape[0] // MOST_TOKENS)]
+        chosen = chosen[:: max(1, chosen.shape[0] // MAX_TOKENS)]
     load = torch.zeros(experts, dtype=torch.float64, device=rows.device)
     flat = chosen.reshape(-1).long()
     # A number that no expert has (a token that was dropped) would end the user's CUDA context.

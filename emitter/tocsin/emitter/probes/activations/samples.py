@@ -14,14 +14,14 @@ import torch
 
 from tocsin.emitter.statistics.arrays import Doubles, ExactRow
 
-LOOKS: Final = 16_384
+MAX_SAMPLES: Final = 16_384
 """Values of one tensor that are looked at."""
 
 BLOCKS: Final = 64
 """Pieces in equal distance that a larger tensor's sample is made of, of 256 values each: of single
 values each would cost a line of the cache."""
 
-LEAST_LOOKS: Final = 128
+MIN_UNIT_SAMPLES: Final = 128
 """Of each unit, so that 1 % is one of them at least; a smaller batch is read whole."""
 
 FEWEST: Final = 32
@@ -33,7 +33,7 @@ INACTIVE: Final = 0.01
 CERTAIN: Final = 1e-3
 """A row of a softmax is saturated whose largest value is nearer to 1."""
 
-MOST_ROWS: Final = 256
+MAX_ROWS: Final = 256
 
 CANCELLATION: Final = 1e-3
 """Below this share of the mean square, a variance from sum and norm is too inexact in float32."""
@@ -41,7 +41,7 @@ CANCELLATION: Final = 1e-3
 Sample: TypeAlias = npt.NDArray[np.float32] | Doubles
 
 
-def spread(tensor: torch.Tensor, most: int = LOOKS) -> torch.Tensor:
+def spread(tensor: torch.Tensor, most: int = MAX_SAMPLES) -> torch.Tensor:
     """Up to `most` values of a tensor of any shape: `[n]`, a copy, float32 (float64 stays)."""
     if not tensor.is_contiguous():
         # Channels last, transposed, …: without gaps in memory it is contiguous in another order.
@@ -143,7 +143,7 @@ def _looks_at_units(output: torch.Tensor, *, channels_first: bool) -> torch.Tens
     if channels_first and output.dim() > 2:
         units, width = output.shape[1], output.shape[-1]
         values = output.flatten(2)
-        looks = max(LEAST_LOOKS, LOOKS // max(1, units))
+        looks = max(MIN_UNIT_SAMPLES, MAX_SAMPLES // max(1, units))
         values = values[:: max(1, values.shape[0] // looks)]
         apart = max(1, values.shape[0] * values.shape[2] // looks)
         if apart > 1 and apart % width == 0:
@@ -152,7 +152,7 @@ def _looks_at_units(output: torch.Tensor, *, channels_first: bool) -> torch.Tens
     else:
         units = output.shape[-1]
         values = output.reshape(-1, units)
-        looks = max(LEAST_LOOKS, LOOKS // max(1, units))
+        looks = max(MIN_UNIT_SAMPLES, MAX_SAMPLES // max(1, units))
         sample = values[:: max(1, values.shape[0] // looks)].t()
     return sample if units and sample.shape[1] >= FEWEST else None
 
@@ -170,7 +170,7 @@ def certainty(probabilities: torch.Tensor, dim: int) -> tuple[torch.Tensor, torc
     Args:
         probabilities: any shape; the softmax is over `dim`.
     """
-    rows = rows_of(probabilities.movedim(dim, -1), MOST_ROWS)
+    rows = rows_of(probabilities.movedim(dim, -1), MAX_ROWS)
     sure = (rows.amax(dim=-1) > 1 - CERTAIN).mean(dtype=torch.float32)
     entropy = torch.special.entr(rows).sum(dim=-1).mean()
     return sure + 0.0 * entropy, entropy

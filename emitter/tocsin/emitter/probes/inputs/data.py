@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 EVERY: Final = 10
 """Steps between two looks in training, at least."""
 
-AT_LEAST_EVERY: Final = 100
+MAX_INTERVAL: Final = 100
 """Steps between two looks in training, at most: one in each record."""
 
 TRAIN_SHARE: Final = 0.001
 """Of the time of training that looking may cost."""
 
-INTERVALS: Final = (EVERY, 20, 50, AT_LEAST_EVERY)
+INTERVALS: Final = (EVERY, 20, 50, MAX_INTERVAL)
 
 SEND_EVERY: Final = 100
 """Steps between two records of what was counted in training."""
@@ -260,12 +260,12 @@ class DataProbe(Probe):
         """A step of training is over; to be called once it is `wakes` or later."""
         if step + 1 >= self._next:
             every = self._interval(step)
-            if self.due and step >= AT_LEAST_EVERY and not self._by_steps:
-                every = AT_LEAST_EVERY  # no loss has come by: the next that does is looked at
+            if self.due and step >= MAX_INTERVAL and not self._by_steps:
+                every = MAX_INTERVAL  # no loss has come by: the next that does is looked at
             if self._costs:
                 training.schedule.others["labels"] = every
             self._next = step + 1 + every
-            if every >= AT_LEAST_EVERY:
+            if every >= MAX_INTERVAL:
                 self._next -= step % every  # behind the step at which the record is sent
             self._every = max(SEND_EVERY, every)
             self.due = True
@@ -295,7 +295,7 @@ class DataProbe(Probe):
         # The cheapest of the last: a first look pays for much that comes once.
         wanted = round(min(self._costs) / max(1e-9, TRAIN_SHARE * step_s))
         # Round ones, so that it is not one step for this look and the next for another.
-        return next((every for every in INTERVALS if every >= wanted), AT_LEAST_EVERY)
+        return next((every for every in INTERVALS if every >= wanted), MAX_INTERVAL)
 
     def close(self, training: Training) -> None:
         """The training is over: send what was counted."""

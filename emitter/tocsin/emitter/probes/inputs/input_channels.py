@@ -25,7 +25,7 @@ MAX_CHANNELS: Final = 1024
 Doubles = npt.NDArray[np.float64]
 
 
-MAX_LOOKS: Final = 32
+MAX_UNMERGED: Final = 32
 """Looks that are kept as they came; then they are one."""
 
 
@@ -112,7 +112,7 @@ class InputChannels:
         """A look whose numbers are ready."""
         looks = self._looks.setdefault(seen.name, [])
         looks.append(seen)
-        if len(looks) >= MAX_LOOKS:
+        if len(looks) >= MAX_UNMERGED:
             self._looks[seen.name] = [_together(looks)]
 
     def drain(self) -> list[Table]:

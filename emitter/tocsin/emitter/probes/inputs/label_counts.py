@@ -25,7 +25,7 @@ MAX_CONFUSION: Final = 100
 FEWEST_PAIRS: Final = 4
 
 
-MAX_LOOKS: Final = 32
+MAX_UNCOUNTED: Final = 32
 """Samples that are kept as they came; then they are counted."""
 
 
@@ -57,7 +57,7 @@ class LabelCounts:
             known = max(known, int(predictions.max(initial=-1)) + 1)
         self._classes = max(self._classes, min(known, MAX_CLASSES))
         self._looks.append((labels, predictions))
-        if len(self._looks) >= MAX_LOOKS:
+        if len(self._looks) >= MAX_UNCOUNTED:
             self._count()
 
     def drain(self) -> list[Table]:

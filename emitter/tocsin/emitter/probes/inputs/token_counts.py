@@ -16,7 +16,7 @@ TOP: Final = 64
 OTHER: Final = "other"
 
 
-MAX_LOOKS: Final = 32
+MAX_UNCOUNTED: Final = 32
 """Samples that are kept as they came; then they are counted."""
 
 MAX_KNOWN: Final = 1 << 18
@@ -41,7 +41,7 @@ class TokenCounts:
     def add(self, ids: Ids) -> None:
         """A sample; ids below zero (left out of the loss) are no tokens."""
         self._looks.append(ids[ids >= 0])
-        if len(self._looks) >= MAX_LOOKS:
+        if len(self._looks) >= MAX_UNCOUNTED:
             self._count()
 
     def drain(self) -> list[Table]:

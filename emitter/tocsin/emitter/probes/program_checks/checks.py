@@ -174,7 +174,7 @@ class SourceChecks(Probe):
         call(GRADIENTS, self._renewals, training, optimizer, step)
         if not self._frozen.over:
             call(FROZEN, self._frozen_weights, training, optimizers, step)
-        if step >= self._graphs.next_look:
+        if step >= self._graphs.next_check:
             call(GRAPHS, self._kept_graphs, training, step)
         call(LOSSES, self.losses.stepped, training, step)
         call(CALLS, self._arm, training, optimizers, step)
@@ -199,7 +199,7 @@ class SourceChecks(Probe):
             return 0
         schedule = next((at for at in SCHEDULES_AT if at > step), sys.maxsize)
         armed = step + 1 if self._calls.due else sys.maxsize
-        found = [schedule, armed, max(step + 1, self._graphs.next_look)]
+        found = [schedule, armed, max(step + 1, self._graphs.next_check)]
         if self._isolation.rests(GRADIENTS) or self._isolation.rests(LOSSES):
             found.append(step + REST)
         if not self._isolation.rests(GRADIENTS):

@@ -47,7 +47,7 @@ FIRST: Final = 2
 APART: Final = 3
 """Steps until they are asked whether they have changed."""
 
-LEAST: Final = 3
+MIN_FROZEN: Final = 3
 """Frozen weights in front; with fewer, it is a fixed embedding or a layer of random features."""
 
 MAX_TENSORS: Final = 64
@@ -137,7 +137,7 @@ def _inspect(optimizers: Optimizers, calls: Calls, step: int) -> _Found | None:
             first = first or (seen.given, type(module), shape)
             frozen += sum(p.dim() > 1 for _, p in held)
             front += [(f"{name}.{n}" if name else n, module, p, n) for n, p in held]
-    if trains is None or frozen < LEAST:
+    if trains is None or frozen < MIN_FROZEN:
         return None
     return _sampled(front, root, step, matrices, frozen)
 
@@ -238,7 +238,7 @@ def _table(found: _Found) -> Table | None:
         if w.matrix and (bounds[i] or (untouched and _normal(moments[i])))
     ]
     of = sum(w.matrix for w in weights)
-    if len(chosen) < LEAST or len(chosen) < 0.9 * of:
+    if len(chosen) < MIN_FROZEN or len(chosen) < 0.9 * of:
         return None
     absmax = np.abs(moments[:, 1:3]).max(axis=1)
     rows = [(moments[i, 4], absmax[i], moments[i, 5], bounds[i]) for i in chosen]
@@ -289,4 +289,4 @@ def _untouched(
             signs += 1
         elif not weight.bounds or max(-low, high) > weight.bounds[0] * (1 + weight.tolerance):
             return False
-    return signs >= LEAST
+    return signs >= MIN_FROZEN

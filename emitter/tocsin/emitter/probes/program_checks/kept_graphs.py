@@ -18,17 +18,17 @@ from tocsin.emitter.probes.spacing import LATE, Spacing
 from tocsin.emitter.statistics.async_copy import is_recording
 
 EVERY: Final = 10
-"""Steps between two marks, or up to `MOST_EVERY` where steps are short: one costs some 20 µs."""
+"""Steps between two marks, or up to `MAX_EVERY` where steps are short: one costs some 20 µs."""
 
-MOST_EVERY: Final = 100
+MAX_EVERY: Final = 100
 
 MARKS: Final = 20
 """Marks that are remembered."""
 
-LOOK_EVERY: Final = 50
+CHECK_EVERY: Final = 50
 """Steps between two looks."""
 
-LOOK_LATE_EVERY: Final = 100
+LATE_CHECK_EVERY: Final = 100
 """The same from the step `LATE` on: where others look, too."""
 
 _NODES: Final = 4
@@ -51,10 +51,10 @@ class KeptGraphs:
     def reset(self) -> None:
         """Another training begins."""
         self.next_mark = 0
-        self.next_look = LOOK_EVERY
+        self.next_check = CHECK_EVERY
         self._marks: deque[tuple[int, weakref.ref[_Mark]]] = deque(maxlen=MARKS)
         self._told = False
-        self.spacing = Spacing(EVERY, MOST_EVERY)
+        self.spacing = Spacing(EVERY, MAX_EVERY)
 
     def backward(self, tensors: object, step: int) -> None:
         """A backward call of a step that is to be marked is about to begin."""
@@ -75,8 +75,8 @@ class KeptGraphs:
 
     def count(self, step: int) -> float | None:
         """How many of the marks are left, but for the newest; None: none, as before."""
-        late = LOOK_LATE_EVERY - step % LOOK_LATE_EVERY
-        self.next_look = step + (LOOK_EVERY if step < LATE else late)
+        late = LATE_CHECK_EVERY - step % LATE_CHECK_EVERY
+        self.next_check = step + (CHECK_EVERY if step < LATE else late)
         kept = sum(mark() is not None for at, mark in self._marks if at <= step - EVERY)
         if not kept and not self._told:
             return None

@@ -25,8 +25,8 @@ MAX_IDS: Final = 6
 MAX_ATTENTIONS: Final = 128
 """Attentions of a step that are noted; of one with more nothing is reported."""
 
-LEAST_PLACES: Final = 4
-LEAST_COMPARED: Final = 32
+MIN_PLACES: Final = 4
+MIN_COMPARED: Final = 32
 CLOSED: Final = -1e4
 """What masks add where nobody may look is below that."""
 
@@ -74,7 +74,7 @@ class StepTokens:
     def embedded(self, given: object) -> None:
         """An embedding was given these ids."""
         ids = readable(given, _WHOLE)
-        if ids is None or ids.dim() != 2 or max(ids.shape) < LEAST_PLACES or not ids.numel():
+        if ids is None or ids.dim() != 2 or max(ids.shape) < MIN_PLACES or not ids.numel():
             return
         if len(self._ids) < MAX_IDS and not any(ids is other for other in self._ids):
             self._ids.append(ids)
@@ -135,7 +135,7 @@ class StepTokens:
                 per_row = target.numel() // rows
                 if per_row * rows != target.numel() or per_row not in (places, places - 1):
                     continue
-                if places < LEAST_PLACES or target.device != ids.device:
+                if places < MIN_PLACES or target.device != ids.device:
                     continue
                 wanted = (
                     target.reshape(per_row, rows).T if turned else target.reshape(rows, per_row)
@@ -184,7 +184,7 @@ class _Compared:
 
     def read(self, numbers: Iterable[float]) -> TokenTargets | None:
         count, same, following, *open_at = numbers
-        if count < LEAST_COMPARED:
+        if count < MIN_COMPARED:
             return None
         measured = iter(open_at)
         ahead = tuple(

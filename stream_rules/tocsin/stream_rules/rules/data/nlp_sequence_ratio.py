@@ -29,7 +29,7 @@ from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
 from tocsin.stream_rules.signals.proportion_bounds import at_least
 from tocsin.stream_rules.signals.vocabulary import Vocabulary
 
-_MOST: Final = 64
+_MAX_SUMMARIES: Final = 64
 """Summaries that are added up at most."""
 
 _COUNT: Final = {"tokens": "count", "labels": "labels"}
@@ -123,7 +123,7 @@ class NlpSequenceRatio(TensorRowRule[NlpSequenceRatioParams, _State]):
         state.rank = table.origin.rank
         state.counted.append(dict(zip(table.rows, map(float, counts.tolist()), strict=True)))
         held = [sum(counts.values()) for counts in state.counted]
-        while len(held) > _MOST or sum(held[1:]) >= self.params.samples:
+        while len(held) > _MAX_SUMMARIES or sum(held[1:]) >= self.params.samples:
             del held[0], state.counted[0]
         total = sum(held)
         if total >= self.params.samples:

@@ -55,7 +55,7 @@ LATE_RANKS_HOLD_MS: Final = 5_000
 
 SKIPPED: Final = "nonfinite_skipped"
 
-_MOST_COUNTED: Final = 2**53
+_MAX_COUNTED: Final = 2**53
 _COLLECTIONS: Final = (GRADIENTS, LOCAL, "weights", "optimizer_state")
 
 
@@ -337,7 +337,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         if counted is None or self.params.only_nan:
             return by_norm, False
         # NaN: not counted at this step. A number beyond the bound is none of a training's.
-        known = np.clip(np.nan_to_num(counted, nan=0.0), 0, _MOST_COUNTED).astype(np.int64)
+        known = np.clip(np.nan_to_num(counted, nan=0.0), 0, _MAX_COUNTED).astype(np.int64)
         return np.where(np.isnan(counted), by_norm, known), False
 
     def _counts(self, frame: TensorFrame) -> Counts | None:

@@ -46,7 +46,7 @@ from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
 from tocsin.stream_rules.signals.initial_learning_rate import InitialLearningRate
 
 VARIANCE, NARROW, FLAT = "variance_ratio", "narrow_gradients", "flat_loss"
-_LEAST_ROWS: Final = 4
+_MIN_ROWS: Final = 4
 """Gradients that a model must have for a share of them to mean something."""
 
 _LEARNT: Final = 0.1
@@ -349,7 +349,7 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
             return
         width = high.astype(np.float64) - low
         state.flowing |= bool((width > 0).any())
-        if params.relative and len(width) < _LEAST_ROWS:
+        if params.relative and len(width) < _MIN_ROWS:
             return
         limit = params.distribution_range
         if params.relative:

@@ -51,7 +51,7 @@ from tocsin.stream_rules.rules.numerical.parameters_without_optimizer import (
 from tocsin.stream_rules.signals.frozen_groups import FrozenGroups
 from tocsin.stream_rules.signals.significant_gradients import SignificantGradients
 
-_MOST: Final = 256
+_MAX_COLLECTIONS: Final = 256
 """Collections, and arrays that are recorded one by one, that are watched at most."""
 _POINTS: Final = 32
 
@@ -155,7 +155,7 @@ class UnchangedTensor(TensorRowRule[UnchangedTensorParams, _State]):
                 state.changed = MarkedRows(whole.rows, change > limit)
         if frame.collection == "weights" or self._selected(frame).any():
             key = self.table_key(frame)
-            if key in state.collections or len(state.collections) < _MOST:
+            if key in state.collections or len(state.collections) < _MAX_COLLECTIONS:
                 state.collections.setdefault(key, _Kept())
                 yield from super().on_tensors(frame, at)
 

@@ -34,7 +34,7 @@ from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
 from tocsin.stream_rules.signals.streaks import Streak
 
 _SMOOTH: Final = 0.1
-_LEAST: Final = 8
+_MIN_TENSORS: Final = 8
 
 
 class VanishingGradientParams(Params):
@@ -216,7 +216,7 @@ class VanishingGradient(TensorRowRule[VanishingGradientParams, _State]):
 
 def _depth(size: Doubles) -> float | None:
     """First quarter against last quarter, from rows in backward order."""
-    if len(size) < _LEAST:
+    if len(size) < _MIN_TENSORS:
         return None
     quarter = len(size) // 4
     last, first = float(np.median(size[:quarter])), float(np.median(size[-quarter:]))

@@ -40,8 +40,8 @@ SPOILING: Final = frozenset({"nonfinite", "loss_diverged"})
 
 _KINDS: Final = 32
 _SIZES: Final = 16
-_LEAST_SIZES: Final = 3
-_LEAST_MATRICES: Final = 4
+_MIN_SIZES: Final = 3
+_MIN_MATRICES: Final = 4
 _RECENT: Final = 32
 _NAMES: Final = 8
 
@@ -141,7 +141,7 @@ class CheckpointUnhealthy(Rule[CheckpointUnhealthyParams, _State]):
             return
         kind = self._kind(checkpoint)
         before, kind.sizes = kind.sizes, [*kind.sizes, size][-_SIZES:]
-        if len(before) < _LEAST_SIZES:
+        if len(before) < _MIN_SIZES:
             return
         usual = median(before)
         limit = usual * (1 - self.params.smaller / 100)
@@ -193,7 +193,7 @@ class CheckpointUnhealthy(Rule[CheckpointUnhealthyParams, _State]):
         new = [] if known is None else [name for name in read.zeros if name not in known]
         # Where names are left out of the list, one that is not in it may have been zero, too.
         told = read.zero_tensors <= len(read.zeros)
-        most = read.matrices >= _LEAST_MATRICES and 2 * read.zero_tensors >= read.matrices
+        most = read.matrices >= _MIN_MATRICES and 2 * read.zero_tensors >= read.matrices
         if not (most or (new and told)):
             kind.zeros = list(read.zeros)
             yield Clear(step=max(0, read.checkpoint.step), about=_about("zeros", read.checkpoint))

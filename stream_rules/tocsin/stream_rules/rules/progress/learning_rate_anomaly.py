@@ -44,7 +44,7 @@ _ROUNDING: Final = 1.01
 _STEADY: Final = 1.5
 _NEXT_TO_NOTHING: Final = 1e-6
 _LONG: Final = 0.25
-_LEAST_STEPS: Final = 20
+_MIN_STEPS: Final = 20
 _FOR_ALL: Final = ("zero", "constant", "vanished", "unstepped")
 
 
@@ -231,7 +231,7 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         self.state.schedule = (step, float(made[-1]), float(epochs[-1]))
         if made[-1] > 0:
             yield Clear(step, about="unstepped")
-        elif epochs[-1] >= self.params.unstepped_epochs and step >= _LEAST_STEPS:
+        elif epochs[-1] >= self.params.unstepped_epochs and step >= _MIN_STEPS:
             yield from self._unstepped(step, f"in {epochs[-1]:.0f} epochs")
 
     def _at_the_end(self, last_step: int | None) -> Outcomes:
@@ -240,7 +240,7 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         if known is None or last_step is None or known[1] > 0:
             return
         # A training that ends with its function has no optimizer to be asked at its very end.
-        if last_step >= _LEAST_STEPS and known[0] >= last_step / 2:
+        if last_step >= _MIN_STEPS and known[0] >= last_step / 2:
             yield from self._unstepped(known[0], f"in {known[0] + 1:,} steps")
 
     def _unstepped(self, step: int, how_long: str) -> Outcomes:

@@ -122,7 +122,7 @@ _SMALL_START: Final = 0.01
 _FIRST: Final = 20
 """Losses whose median is what a run began with."""
 
-_LEAST_LOSSES: Final = 50
+_MIN_LOSSES: Final = 50
 """Losses that no run is stopped before, unless its weights are known to be ruined."""
 
 _VOCABULARY: Final = 1000
@@ -259,7 +259,7 @@ class LossDiverged(SeriesRule[LossDivergedParams, _State]):
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         state = self.state
-        if state.count >= _LEAST_LOSSES:
+        if state.count >= _MIN_LOSSES:
             return ()
         whole = state.updates.assemble(frame)
         change, size = (None, None) if whole is None else map(whole.column, ("update_l2", "l2"))
@@ -316,7 +316,7 @@ class LossDiverged(SeriesRule[LossDivergedParams, _State]):
         if len(state.recent) >= quick:
             short = _median(state.recent[-quick:])
             state.lowest_short = min(state.lowest_short, short)
-            if state.count <= _LEAST_LOSSES:
+            if state.count <= _MIN_LOSSES:
                 state.shown = max(state.shown, short)
         if len(state.recent) >= params.for_steps:
             state.lowest = min(state.lowest, median)
@@ -471,7 +471,7 @@ class LossDiverged(SeriesRule[LossDivergedParams, _State]):
     def _may_stop(self) -> bool:
         """Whether the run is old enough for a stop, or known to be ruined."""
         state = self.state
-        return self._natural() and (state.count >= _LEAST_LOSSES or state.ruin.thrown)
+        return self._natural() and (state.count >= _MIN_LOSSES or state.ruin.thrown)
 
     def _is_lost(self) -> bool:
         return self.state.lost.above_low >= self.params.lost_for

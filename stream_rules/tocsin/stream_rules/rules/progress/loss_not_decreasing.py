@@ -58,7 +58,7 @@ _SIGNIFICANT: Final = 0.5
 _LEARNED: Final = 0.05
 _FIRST: Final = 20
 _EARLY: Final = 50
-_EARLY_LOOKS: Final = 2
+_EARLY_CHECKS: Final = 2
 """Looks for a run that is stuck: how many losses apart, and how many in a row."""
 
 
@@ -248,7 +248,7 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
             yield Clear(step, about="flat")
         moved = state.warm_start.moved(step - state.first_step)
         certain = at.run.one_loss is True and moved >= params.moved and state.warm_start.is_new()
-        if holds and state.early >= _EARLY_LOOKS and (state.stuck or certain):
+        if holds and state.early >= _EARLY_CHECKS and (state.stuck or certain):
             state.stuck, state.begin = True, begin
             finding = self._finding("flat", now, begin - needed)
             facts = (*finding.evidence.facts, fact("moved", moved, limit=params.moved))

@@ -41,12 +41,12 @@ from tocsin.stream_rules.signals import node_context
 from tocsin.stream_rules.signals.node_context import NodeContext
 from tocsin.stream_rules.signals.step_time_breakdown import INPUTS, PARTS, lowest_rank_breakdown
 
-_LEAST_STEPS: Final = 100
+_MIN_STEPS: Final = 100
 _SETTLE: Final = 10
 _EVERY: Final = 50
 _SIGMA: Final = 1.4826
 _TIMES: Final = 2.0
-_MOST: Final = 0.5
+_MAIN_SHARE: Final = 0.5
 _EVEN: Final = 0.75
 _OWN: Final = {"data": "data_loading", "checkpoint": "checkpoint"}
 _WORDS: Final = {
@@ -145,7 +145,7 @@ class StepOutlier(Rule[StepOutlierParams, _State]):
         state.steps = np.concatenate([state.steps, steps[new]])[-window:]
         state.ends_us = np.concatenate([state.ends_us, frame.at_us[new].astype(np.int64)])[-window:]
         state.parts = np.vstack([state.parts, parts[new]])[-window:]
-        if state.seen - state.looked >= _EVERY and state.seen >= _LEAST_STEPS + _SETTLE:
+        if state.seen - state.looked >= _EVERY and state.seen >= _MIN_STEPS + _SETTLE:
             state.looked = state.seen
             yield from self._inspect(at)
 
@@ -216,7 +216,7 @@ class StepOutlier(Rule[StepOutlierParams, _State]):
             if shares[j] > 0
         ]
         for name, branch in _OWN.items():
-            if shares[PARTS.index(name)] >= _MOST:
+            if shares[PARTS.index(name)] >= _MAIN_SHARE:
                 return branch, facts
         begins_us = ends_us[out] - 1e6 * parts[out].sum(axis=1)
         signs = self.state.node.signs(begins_us, ends_us[out].astype(np.float64))

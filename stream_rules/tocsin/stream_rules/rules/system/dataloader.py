@@ -42,13 +42,13 @@ _DEVICE: Final = ("forward_device_s", "backward_device_s", "optimizer_device_s")
 _FIRST: Final = 3
 """Steps that are left out: workers start, kernels are chosen."""
 
-_LEAST_S: Final = 0.005
+_MIN_S: Final = 0.005
 _GRAVE_S: Final = 0.008
 _GRAVE_SAMPLE_S: Final = 40e-6
 _HALF_SAMPLE_S: Final = 60e-6
 _IN_MEMORY: Final = "TensorDataset"
 _HALF: Final = 50.0
-_MOST: Final = 80.0
+_MAIN_PERCENT: Final = 80.0
 _UNKNOWN_BATCH: Final = 1024
 _MAX_GROUP: Final = 16
 _GROUPS: Final = 4
@@ -228,11 +228,11 @@ class Dataloader(Rule[DataloaderParams, _State]):
             on_gpu = bool(state.at_work)
             if on_gpu:
                 share = min(share, 100 * (1 - float(np.median(state.at_work))))
-            if share > params.share and wait_s >= _LEAST_S:
+            if share > params.share and wait_s >= _MIN_S:
                 state.starving = True
                 grave = self._is_grave(share, wait_s, on_gpu=on_gpu)
                 yield self._starves(step, share, wait_s, size, grave=grave)
-            elif share < _OVER * params.share or wait_s < _OVER * _LEAST_S:
+            elif share < _OVER * params.share or wait_s < _OVER * _MIN_S:
                 state.starving = False
                 yield Clear(about="starvation")
 
@@ -241,7 +241,7 @@ class Dataloader(Rule[DataloaderParams, _State]):
         batch = (loader and loader.batch_size) or _UNKNOWN_BATCH
         if loader is not None and loader.dataset == _IN_MEMORY and not on_gpu:
             return False
-        if on_gpu or share > _MOST:
+        if on_gpu or share > _MAIN_PERCENT:
             return wait_s >= _GRAVE_S + _GRAVE_SAMPLE_S * batch
         return share > _HALF and wait_s >= _GRAVE_S + _HALF_SAMPLE_S * batch
 

@@ -39,8 +39,8 @@ _STARTING_US: Final = 600_000_000
 _STEADY_S: Final = 1200.0
 _FAST_SHARE: Final = 0.1
 
-_MOST_GRAPHS: Final = 10
-_LOOKS: Final = 2
+_MAX_GRAPHS: Final = 10
+_CHECKS: Final = 2
 _GRAPHS: Final = "graphs"
 
 Branch = Literal["steady", "fast"]
@@ -128,14 +128,14 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
         if kept is None or not len(kept):
             return
         rank, state = frame.origin.rank, self.state
-        if kept[-1] < _MOST_GRAPHS:
+        if kept[-1] < _MAX_GRAPHS:
             state.graphs.pop(rank, None)
             if state.reported_of == rank:
                 state.reported_of = None
                 yield Clear(about=_GRAPHS)
             return
         looks = state.graphs[rank] = state.graphs.get(rank, 0) + 1
-        if looks >= _LOOKS and state.reported_of in (None, rank):
+        if looks >= _CHECKS and state.reported_of in (None, rank):
             state.reported_of = rank
             yield _graphs_finding(rank, int(kept[-1]), int(frame.steps[-1]))
 
@@ -194,7 +194,7 @@ def _graphs_finding(rank: int, kept: int, step: int) -> Finding:
         remedy="Find what keeps a loss or an output with its graph: a list, or a running sum such "
         "as `total += loss`. Keep `loss.item()` or `loss.detach()`.",
         facts=(
-            fact("graphs_kept", kept, limit=_MOST_GRAPHS),
+            fact("graphs_kept", kept, limit=_MAX_GRAPHS),
             fact("looked_at_steps", step),
         ),
         explanation="a marker in a graph disappears together with it",

@@ -32,10 +32,10 @@ from tocsin.stream_rules.signals.hysteresis import Hysteresis
 from tocsin.stream_rules.signals.sliding_window import SlidingWindow, TrainingStart
 
 _BINS: Final = 50
-_LOOK_MS: Final = 20_000
+_CHECK_MS: Final = 20_000
 """How often all pairs are looked at, milliseconds."""
 
-_MOST: Final = 64
+_MAX_GPUS: Final = 64
 _SILENT_US: Final = 60_000_000
 """A GPU that was not heard of for that long is not compared, microseconds."""
 
@@ -102,7 +102,7 @@ class LoadBalancing(Rule[LoadBalancingParams, _State]):
             elif rate is not None and trains:
                 recent = state.gpus.setdefault(gpu.name, SlidingWindow())
                 recent.add(frame.at_us, [rate], window=self.params.window)
-        if at.now_ms >= state.looked_ms + _LOOK_MS:
+        if at.now_ms >= state.looked_ms + _CHECK_MS:
             state.looked_ms = at.now_ms
             yield from self._compare(at)
 
@@ -116,8 +116,8 @@ class LoadBalancing(Rule[LoadBalancingParams, _State]):
             if recent.seen >= least and recent.last_us >= heard_us - _SILENT_US
         }
         names = sorted(known, key=lambda name: (float(known[name].mean()), name))
-        if len(names) > _MOST:
-            names = names[: _MOST // 2] + names[-_MOST // 2 :]
+        if len(names) > _MAX_GPUS:
+            names = names[: _MAX_GPUS // 2] + names[-_MAX_GPUS // 2 :]
         pair = self._furthest([known[name] for name in names]) if len(names) > 1 else None
         if pair is None:
             if state.hysteresis.gone(at.now_ms / 1000, least=_OVER_S):

@@ -54,7 +54,7 @@ _COLUMNS: Final = (
 _DATA, _FORWARD, _BACKWARD, _STEP, _FORWARD_DEVICE, _BACKWARD_DEVICE = range(len(_COLUMNS))
 _BRANCHES: Final[tuple[Branch, ...]] = ("data", "compute")
 _FIRST: Final = 10
-_LEAST_S: Final = 0.003
+_MIN_S: Final = 0.003
 _WAITING: Final = 0.5
 _OFTEN: Final = 0.8
 _SELDOM: Final = 0.4
@@ -199,7 +199,7 @@ class StragglerRank(Rule[StragglerRankParams, _State]):
             own = {"data": (data, forward + back), "compute": (forward, back)}
         else:
             own = {"data": (data, host), "compute": (data + row[:, _FORWARD], row[:, _BACKWARD])}
-        least_s = max(_LEAST_S, params.least_percent / 100 * float(np.median(row[there, _STEP])))
+        least_s = max(_MIN_S, params.least_percent / 100 * float(np.median(row[there, _STEP])))
         slow = np.zeros((state.world, len(_BRANCHES)), np.bool_)
         excess = np.full(state.world, np.nan)
         for place, branch in enumerate(_BRANCHES):

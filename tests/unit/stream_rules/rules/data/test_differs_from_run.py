@@ -20,7 +20,7 @@ from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 from tocsin.stream_rules.engine.partitions import PartitionEngine
 from tocsin.stream_rules.engine.replay import replay
-from tocsin.stream_rules.reading.other_runs import MOST_BYTES, Reference
+from tocsin.stream_rules.reading.other_runs import MAX_BYTES, Reference
 from tocsin.stream_rules.service import RulesService
 from tocsin.stream_rules.testing import RunBuilder, issues_of, only
 
@@ -157,7 +157,7 @@ def test_of_a_long_run_the_beginning_is_kept() -> None:
     reference = Reference("before")
     run = RunBuilder("before")
     names = [f"layer{i}.weight" for i in range(20_000)]
-    for step in range(MOST_BYTES // (20_000 * 60) + 3):
+    for step in range(MAX_BYTES // (20_000 * 60) + 3):
         run.tensors(step, "gradients", names)
     for record in run.records:
         assert record.value is not None
