@@ -35,9 +35,9 @@ from tocsin.store.archive.retention import (
     FORGOTTEN_MS,
     Keep,
     delete_run,
+    expired_runs,
     finish_deletion,
     make_room,
-    too_much,
 )
 from tocsin.store.archive.service import ArchiveService, FlushPolicy
 from tocsin.store.archive.upkeep import Upkeep
@@ -516,12 +516,12 @@ RUNS = [
     ],
 )
 def test_the_oldest_go_first_and_live_ones_never(keep: Keep, gone: list[str]) -> None:
-    assert [one.run_id for one in too_much(RUNS, keep, NOW_MS)] == gone
+    assert [one.run_id for one in expired_runs(RUNS, keep, NOW_MS)] == gone
 
 
 def test_a_run_of_which_nothing_came_for_days_is_not_live() -> None:
     lost = replace(RUNS[-1], updated_ms=NOW_MS - FORGOTTEN_MS - 1)
-    assert [one.run_id for one in too_much([lost], Keep(size_bytes=1), NOW_MS)] == ["live"]
+    assert [one.run_id for one in expired_runs([lost], Keep(size_bytes=1), NOW_MS)] == ["live"]
 
 
 def test_a_deleted_run_is_gone_and_may_come_again(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from tocsin.bus.port import EARLIEST, Bus, BusError, MissingBus, Reader
 from tocsin.bus.reading import read_to_end
-from tocsin.console.places import run_of
+from tocsin.console.run_lookup import run_of
 from tocsin.console.views.bus_view import read_commands, view_partitions, workers_partition
 from tocsin.console.views.status import target_policy
 from tocsin.schemas.configuration.sections import PricesConfig

@@ -29,7 +29,7 @@ def mcp(
     require_extra("mcp", "tocsin mcp", "mcp")
     from tocsin.console.agents.server import serve
     from tocsin.console.api.bus_source import source_of
-    from tocsin.console.places import store_of
+    from tocsin.console.run_lookup import store_of
 
     context = read_viewing_context(config, bus, store=store)
     serve(source_of(context, store_of(context)))

@@ -49,7 +49,7 @@ def compare(
     from tocsin.console.compare.expression import parse
     from tocsin.console.compare.text import print_comparison
     from tocsin.console.context import read_viewing_context
-    from tocsin.console.places import run_named, store_of
+    from tocsin.console.run_lookup import run_named, store_of
     from tocsin.console.views.terminal import standard_output
 
     conditions = [parse(text) for text in fail_if or ()]

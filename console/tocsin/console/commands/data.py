@@ -143,7 +143,7 @@ def tensorboard(
     files, and no others.
     """
     from tocsin.console.context import read_viewing_context
-    from tocsin.console.places import run_named, store_of
+    from tocsin.console.run_lookup import run_named, store_of
     from tocsin.store.export.tensorboard import FOLLOW_S, TensorBoardExport
 
     context = read_viewing_context(config, bus, store=store)
@@ -183,7 +183,7 @@ def _file_export(form: Format) -> Callable[..., None]:
         bus: BusOption = None,
     ) -> None:
         from tocsin.console.context import read_viewing_context
-        from tocsin.console.places import run_named, store_of
+        from tocsin.console.run_lookup import run_named, store_of
         from tocsin.store.export.files import export_files
 
         context = read_viewing_context(config, bus, store=store)
@@ -220,7 +220,7 @@ def mlflow(
     or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, log in.
     """
     from tocsin.console.context import read_viewing_context
-    from tocsin.console.places import run_named, store_of
+    from tocsin.console.run_lookup import run_named, store_of
     from tocsin.store.export.mlflow import MlflowServer, export_mlflow
 
     server = MlflowServer(tracking_uri)

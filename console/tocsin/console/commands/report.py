@@ -54,9 +54,9 @@ def report(
     """
     from tocsin.console.context import read_viewing_context
     from tocsin.console.files import check_writable
-    from tocsin.console.places import run_named, store_of
     from tocsin.console.report.report import report_of
     from tocsin.console.report.writing import write_report
+    from tocsin.console.run_lookup import run_named, store_of
 
     check_run_id(run_id)
     if output != Path("-"):

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from tocsin.bus.port import BusError
 from tocsin.console.charts import Line, Mark
 from tocsin.console.context import CommandContext
-from tocsin.console.places import run_of
+from tocsin.console.run_lookup import run_of
 from tocsin.schemas.records.collections import Mode
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.text import plain_line

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, urlencode
 
 from tocsin.bus.port import BusError
-from tocsin.console.page.asked import (
+from tocsin.console.page.actions import FEEDBACK
+from tocsin.console.page.assets import serve_asset
+from tocsin.console.page.guard import CSRF_HEADER, csrf_fits
+from tocsin.console.page.live_source import LiveSource
+from tocsin.console.page.numbers import line_of
+from tocsin.console.page.overview import FILTERS, Query
+from tocsin.console.page.request_fields import (
     MAX_FIELDS,
     fields_of,
     own_path,
@@ -18,12 +24,6 @@ from tocsin.console.page.asked import (
     target_of,
     whole,
 )
-from tocsin.console.page.assets import serve_asset
-from tocsin.console.page.deeds import FEEDBACK
-from tocsin.console.page.guard import CSRF_HEADER, csrf_fits
-from tocsin.console.page.live_source import LiveSource
-from tocsin.console.page.numbers import line_of
-from tocsin.console.page.overview import FILTERS, Query
 from tocsin.console.page.sessions import COOKIE, LASTS_S, person_typed
 from tocsin.console.page.site import MissingPage, Site, View
 from tocsin.console.page.templating import fragment, shell
@@ -232,10 +232,10 @@ class Routes:
         async def act(fields: Mapping[str, str], person: str) -> str:
             issue = self._site.issue(issue_id)
             if verb == "silence":
-                return await self._site.deeds.silence(issue, fields, person, unix_ms())
+                return await self._site.actions.silence(issue, fields, person, unix_ms())
             if verb not in FEEDBACK:
                 raise RefusedError(404, "There is no such button.")
-            return await self._site.deeds.answer(issue, verb, fields, person, unix_ms())
+            return await self._site.actions.answer(issue, verb, fields, person, unix_ms())
 
         return await self._act(request, act, f"/issues/{issue_id}")
 
@@ -246,7 +246,7 @@ class Routes:
             if verdict not in ("approve", "reject"):
                 raise RefusedError(404, "There is no such button.")
             view = self._site.follower.state.view
-            return await self._site.deeds.reply(view, delivery_id, verdict, person, unix_ms())
+            return await self._site.actions.reply(view, delivery_id, verdict, person, unix_ms())
 
         return await self._act(request, act, "/")
 
@@ -255,7 +255,7 @@ class Routes:
 
         async def act(fields: Mapping[str, str], person: str) -> str:
             self._site.check_run(run_id)
-            return await self._site.deeds.stop(run_id, fields, person)
+            return await self._site.actions.stop(run_id, fields, person)
 
         return await self._act(request, act, f"/runs/{run_id}")
 

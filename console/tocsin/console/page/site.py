@@ -16,8 +16,8 @@ from urllib.parse import urlencode
 
 from tocsin.bus.port import BusError
 from tocsin.console.context import CommandContext
+from tocsin.console.page.actions import PageActions
 from tocsin.console.page.compare_page import compare_content
-from tocsin.console.page.deeds import Deeds
 from tocsin.console.page.guard import Access
 from tocsin.console.page.hub import Hub, Render, Rendered
 from tocsin.console.page.issue_page import issue_content, issue_shot
@@ -31,9 +31,9 @@ from tocsin.console.page.system_page import system_content
 from tocsin.console.page.templating import Content, rendered
 from tocsin.console.page.tensors_page import Asked, tensors_content
 from tocsin.console.page.zoom_page import zoom_content
-from tocsin.console.places import store_of
 from tocsin.console.report.html import to_html
 from tocsin.console.report.report import report_of
+from tocsin.console.run_lookup import store_of
 from tocsin.console.views.selection import named
 from tocsin.console.watch.follower import Follower
 from tocsin.schemas.configuration.sections import PricesConfig
@@ -90,7 +90,7 @@ class Site:
         self.access = access
         self.follower = Follower(context, None, limit=LIMIT, telemetry=False, control=True)
         self.hub = Hub()
-        self.deeds = Deeds(context, environ)
+        self.actions = PageActions(context, environ)
         self.ready = asyncio.Event()
         store = store_of(context)
         self.numbers = Numbers(context, store)

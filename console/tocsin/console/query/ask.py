@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from tocsin.bus.port import BusError, MissingBus, UnknownTopic
 from tocsin.console.context import CommandContext
-from tocsin.console.places import store_of
+from tocsin.console.run_lookup import store_of
 from tocsin.console.views.bus_view import read_view
 from tocsin.console.views.selection import choose_run
 from tocsin.schemas.configuration.values import parse_duration

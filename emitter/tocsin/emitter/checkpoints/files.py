@@ -20,7 +20,7 @@ from tocsin.emitter.checkpoints.pickles import (
     MAX_BYTES,
     BadPickle,
     Tensor,
-    Thing,
+    UnknownObject,
     structure,
     tensors,
 )
@@ -221,9 +221,9 @@ def _dcp(folder: Path, metadata: Path) -> Iterator[Block]:
             found = structure(file)
         except BadPickle as error:
             raise Torn(f"{folder.name}: its {_DCP} cannot be read ({error})") from error
-    listed = found.fields.get("storage_data") if isinstance(found, Thing) else None
+    listed = found.fields.get("storage_data") if isinstance(found, UnknownObject) else None
     for index, info in (listed if isinstance(listed, dict) else {}).items():
-        if not (isinstance(index, Thing) and isinstance(info, Thing)):
+        if not (isinstance(index, UnknownObject) and isinstance(info, UnknownObject)):
             continue
         name, place = index.fields.get("fqn"), info.fields
         file_name, offset, length = (place.get(k) for k in ("relative_path", "offset", "length"))

@@ -56,7 +56,7 @@ class Global:
 
 
 @dataclass(eq=False, slots=True)
-class Thing:
+class UnknownObject:
     """An object of a class that is not known here, with what it was made of."""
 
     kind: object
@@ -187,13 +187,13 @@ class _Machine:
             items = [stack.pop()] if name == "APPEND" else self.marked()
             if isinstance(found := stack[-1], list):
                 found.extend(items)
-            elif isinstance(found, Thing):
+            elif isinstance(found, UnknownObject):
                 found.args = (found.args, items)
         elif name in ("SETITEM", "SETITEMS"):
             items = [stack.pop(-2), stack.pop()] if name == "SETITEM" else self.marked()
             if isinstance(found := stack[-1], dict):
                 found.update(_pairs(items))
-            elif isinstance(found, Thing):
+            elif isinstance(found, UnknownObject):
                 found.args = (found.args, _pairs(items))
         else:
             return False
@@ -204,17 +204,17 @@ class _Machine:
         stack = self.stack
         if name == "BUILD":
             state = stack.pop()
-            if isinstance(found := stack[-1], Thing):
+            if isinstance(found := stack[-1], UnknownObject):
                 found.state = state
         elif name in ("REDUCE", "NEWOBJ"):
             args, kind = stack.pop(), stack.pop()
             stack.append(_called(kind, args))
         elif name == "NEWOBJ_EX":
             named, args, kind = stack.pop(), stack.pop(), stack.pop()
-            stack.append(Thing(kind, (args, named)))
+            stack.append(UnknownObject(kind, (args, named)))
         elif name == "OBJ":
             kind, *given = self.marked()
-            stack.append(Thing(kind, tuple(given)))
+            stack.append(UnknownObject(kind, tuple(given)))
         else:
             return False
         return True
@@ -270,7 +270,7 @@ def _inside(value: object) -> Iterator[tuple[str, object]]:
     elif isinstance(value, list | tuple):
         for place, each in enumerate(value):
             yield str(place), each
-    elif isinstance(value, Thing):
+    elif isinstance(value, UnknownObject):
         for each in (value.args, value.state):
             yield "", each
 
@@ -289,7 +289,7 @@ def _called(kind: object, args: object) -> object:
             return args[0]
         if name in ("collections.OrderedDict", "builtins.dict"):
             return _pairs([each for pair in args[0] for each in pair]) if args else {}
-    return Thing(kind, args)
+    return UnknownObject(kind, args)
 
 
 def _storage(reference: object) -> object:
@@ -298,7 +298,7 @@ def _storage(reference: object) -> object:
         _, kind, key, _, numel = reference[:5]
         if isinstance(kind, Global) and isinstance(key, str) and isinstance(numel, int):
             return Storage(key, kind.name, numel)
-    return Thing(Global("persistent"), reference)
+    return UnknownObject(Global("persistent"), reference)
 
 
 def _tensor(storage: Storage, offset: object, size: object, stride: object, kind: str) -> Tensor:
@@ -309,7 +309,7 @@ def _tensor(storage: Storage, offset: object, size: object, stride: object, kind
 
 
 def _sizes(found: object) -> tuple[int, ...]:
-    if isinstance(found, Thing):  # torch.Size
+    if isinstance(found, UnknownObject):  # torch.Size
         found = found.args[0] if isinstance(found.args, tuple) and found.args else ()
     if not isinstance(found, tuple | list):
         raise BadPickle("the shape of a tensor is no tuple")

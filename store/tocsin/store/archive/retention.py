@@ -42,14 +42,14 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
-class Doomed:
+class ExpiredRun:
     """A run that is to be deleted, and why."""
 
     run_id: str
     reason: str
 
 
-def over(run: StoredRun, now_ms: int) -> bool:
+def is_over(run: StoredRun, now_ms: int) -> bool:
     """Whether nothing more is to come of a run."""
     if run.state in ("ended", "lost"):
         return True
@@ -58,11 +58,11 @@ def over(run: StoredRun, now_ms: int) -> bool:
     return run.ended_ms is not None or run.updated_ms < now_ms - FORGOTTEN_MS
 
 
-def too_much(runs: Sequence[StoredRun], keep: Keep, now_ms: int) -> Sequence[Doomed]:
+def expired_runs(runs: Sequence[StoredRun], keep: Keep, now_ms: int) -> Sequence[ExpiredRun]:
     """Which runs go, the first ended first. Pure."""
-    doomed: list[Doomed] = []
+    expired: list[ExpiredRun] = []
     count, size_bytes = len(runs), sum(run.size_bytes for run in runs)
-    for run in sorted(filter(lambda run: over(run, now_ms), runs), key=_ended_ms):
+    for run in sorted(filter(lambda run: is_over(run, now_ms), runs), key=_ended_ms):
         if keep.age_ms is not None and _ended_ms(run) < now_ms - keep.age_ms:
             reason = f"it ended more than {keep.age_ms / _DAY_MS:g} days ago"
         elif keep.runs is not None and count > keep.runs:
@@ -71,24 +71,24 @@ def too_much(runs: Sequence[StoredRun], keep: Keep, now_ms: int) -> Sequence[Doo
             reason = f"the store holds more than {keep.size_bytes / 1e9:g} GB"
         else:
             break
-        doomed.append(Doomed(run.run_id, reason))
+        expired.append(ExpiredRun(run.run_id, reason))
         count -= 1
         size_bytes -= run.size_bytes
-    return doomed
+    return expired
 
 
 def _ended_ms(run: StoredRun) -> int:
     return run.ended_ms or run.updated_ms
 
 
-def make_room(store: Store, keep: Keep, now_ms: int) -> Sequence[Doomed]:
-    """Delete what is too much, with a line in the log for each; what was deleted. Blocks.
+def make_room(store: Store, keep: Keep, now_ms: int) -> Sequence[ExpiredRun]:
+    """Delete the expired runs, with a line in the log for each; what was deleted. Blocks.
 
     Raises:
         StoreUnavailable, DamagedStore: as the store does.
     """
     gone = []
-    for one in too_much(store.runs(), keep, now_ms):
+    for one in expired_runs(store.runs(), keep, now_ms):
         if delete_run(store, one.run_id, now_ms):
             logger.info(
                 "deleted run %s from the store: %s",
@@ -105,7 +105,9 @@ def delete_run(store: Store, run_id: str, now_ms: int) -> bool:
     leaves nothing that a reader would see. False: it is not over any more, and nothing was deleted.
     Blocks.
     """
-    return _delete(store, run_folder(run_id), lambda manifest: over(stored_run(manifest), now_ms))
+    return _delete(
+        store, run_folder(run_id), lambda manifest: is_over(stored_run(manifest), now_ms)
+    )
 
 
 def finish_deletion(store: Store, folder: str) -> None:
@@ -113,7 +115,7 @@ def finish_deletion(store: Store, folder: str) -> None:
     _delete(store, folder, lambda manifest: manifest.deleted)
 
 
-def _delete(store: Store, folder: str, doomed: Callable[[Manifest], bool]) -> bool:
+def _delete(store: Store, folder: str, is_expired: Callable[[Manifest], bool]) -> bool:
     """Mark the manifests, delete the files, then the manifests. The run may be started again at any
     moment; what is written of it from then on stays.
     """
@@ -133,7 +135,7 @@ def _delete(store: Store, folder: str, doomed: Callable[[Manifest], bool]) -> bo
                 if content is None:
                     return False
                 manifest = Manifest.decode(content.data, path)
-                if not doomed(manifest):
+                if not is_expired(manifest):
                     return False
                 # System samples may be all that there is of an incarnation.
                 of_files = (file.incarnation for file in manifest.files)

@@ -20,9 +20,9 @@ from tocsin.store.archive.retention import (
     Keep,
     deleted_folders,
     finish_deletion,
+    is_over,
     make_room,
 )
-from tocsin.store.archive.retention import over as is_over
 from tocsin.store.catalog import Store
 from tocsin.store.errors import StoreError
 from tocsin.store.manifest import FAMILIES, Family, Manifest

@@ -1,4 +1,4 @@
-"""Where the runs of a command are: on its bus, and in the store beside it."""
+"""Looks up the runs of a command: on its bus, and in its store."""
 
 from __future__ import annotations
 

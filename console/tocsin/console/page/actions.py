@@ -38,7 +38,7 @@ _DEFAULT_GRACE: Final = "30s"
 
 
 @dataclass(frozen=True, slots=True)
-class Deeds:
+class PageActions:
     """What people may do, in the name of whom. All of it writes to the bus of `context`.
 
     Each method returns a sentence that says what was done, and raises ConfigurationError for what

@@ -1,4 +1,4 @@
-"""What a request asks for: the fields of its form, its path, its numbers. All of it is bounded."""
+"""The fields of a request: of its form, its path, its numbers. All of it is bounded."""
 
 from __future__ import annotations
 
