@@ -57,14 +57,14 @@ class Input:
             of the system samples) or `event` (an event type).
         pattern: its name; may contain `*` and `?`.
         mode: of scalars and tensors: in which mode of the model. None: in any.
-        beside: useful only together with another input. A rule that has seen only such inputs has
+        optional: useful only together with another input. A rule that has seen only such inputs has
             no input.
     """
 
     kind: Literal["scalar", "tensors", "system", "event"]
     pattern: str
     mode: Mode | None = "train"
-    beside: bool = False
+    optional: bool = False
 
     def fits(self, name: str) -> bool:
         """Whether the pattern matches a column, collection or event type."""
@@ -83,28 +83,28 @@ class Input:
         return f"{self.kind} {self.pattern}{where}"
 
 
-def scalar(pattern: str, mode: Mode | None = "train", *, beside: bool = False) -> Input:
+def scalar(pattern: str, mode: Mode | None = "train", *, optional: bool = False) -> Input:
     """An input: a column of the step scalars, such as `loss`. `mode` None: in any mode."""
-    return Input("scalar", pattern, mode, beside)
+    return Input("scalar", pattern, mode, optional)
 
 
-def tensors(pattern: str, mode: Mode | None = "train", *, beside: bool = False) -> Input:
+def tensors(pattern: str, mode: Mode | None = "train", *, optional: bool = False) -> Input:
     """An input: a collection of tensor summaries, such as `gradients`. `mode` None: in any mode.
 
     Summaries of an evaluation are not comparable with those of training, so a rule gets only one
     kind unless it requests both.
     """
-    return Input("tensors", pattern, mode, beside)
+    return Input("tensors", pattern, mode, optional)
 
 
-def system(pattern: str, *, beside: bool = False) -> Input:
+def system(pattern: str, *, optional: bool = False) -> Input:
     """An input: a column of the system samples, such as `cpu.percent`."""
-    return Input("system", pattern, None, beside)
+    return Input("system", pattern, None, optional)
 
 
-def event(model: type[RunData], *, beside: bool = False) -> Input:
+def event(model: type[RunData], *, optional: bool = False) -> Input:
     """An input: a type of event, such as a checkpoint."""
-    return Input("event", model.event_type, None, beside)
+    return Input("event", model.event_type, None, optional)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,10 +117,11 @@ class RuleMeta:
         meaning: one sentence.
         severity: severity of its findings, unless a finding or the configuration overrides it.
         stop_worthy: whether its critical issues stop the run by default.
-        inputs: what it reads. The rule has input once it has seen one that is not `beside`.
-        comes: when a run provides this input: in the first steps of every run ("always"), in the
-            first steps or never ("maybe": not every run has a PyTorch optimizer), or at any time or
-            never ("later": an evaluation, a GPU). Decides whether missing input is reported.
+        inputs: what it reads. The rule has input once it has seen one that is not `optional`.
+        available: when a run provides this input: in the first steps of every run ("always"), in
+            the first steps or never ("maybe": not every run has a PyTorch optimizer), or at any
+            time or never ("later": an evaluation, a GPU). Decides whether missing input is
+            reported.
         capture_hint: how to capture missing input.
         remedy: what to try, in one or two sentences.
         alias: name of the same rule in SageMaker Debugger.
@@ -149,7 +150,7 @@ class RuleMeta:
     presets: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     branches: Mapping[str, str] = field(default_factory=dict)
     by_default: bool = True
-    comes: Literal["always", "maybe", "later"] = "always"
+    available: Literal["always", "maybe", "later"] = "always"
     stop_worthy: bool = False
     stops_because: str = ""
     history_steps: int = 100
@@ -168,7 +169,7 @@ class InstanceFacts:
     inputs: tuple[Input, ...]
     capture_hint: str
     listed: bool
-    comes: Literal["always", "maybe", "later"] = "always"
+    available: Literal["always", "maybe", "later"] = "always"
     match: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -203,7 +204,7 @@ class Rule(ABC, Generic[P, S]):
         self.params = params
         self.state: S = self.state_type()
 
-    def beside(self, instances: tuple[InstanceFacts, ...]) -> None:
+    def other_instances(self, instances: tuple[InstanceFacts, ...]) -> None:
         """Called once, first, with all rule instances of the run. For rules about rules."""
 
     def other_runs(self) -> Sequence[str]:

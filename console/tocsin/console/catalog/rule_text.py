@@ -34,7 +34,7 @@ _KINDS: Final = {
     "system": "samples of",
     "event": "event",
 }
-_COMES: Final = {
+_AVAILABLE: Final = {
     "always": "from the first steps",
     "maybe": "from the first steps, or not at all",
     "later": "it may appear at any time, or never",
@@ -71,9 +71,9 @@ def stops(rule: type[AnyRule]) -> str:
 
 def reads_text(rule: type[AnyRule]) -> str:
     """The inputs of a rule: which records, of which names, in which mode; alike ones together."""
-    first = "; ".join(_together(one for one in rule.meta.inputs if not one.beside))
-    beside = "; ".join(_together(one for one in rule.meta.inputs if one.beside))
-    return f"{first}; in addition, {beside}" if beside else first
+    first = "; ".join(_together(one for one in rule.meta.inputs if not one.optional))
+    optional = "; ".join(_together(one for one in rule.meta.inputs if one.optional))
+    return f"{first}; in addition, {optional}" if optional else first
 
 
 def _together(inputs: Iterable[Input]) -> Iterator[str]:
@@ -94,7 +94,7 @@ def _mode(one: Input) -> str:
 
 def comes_text(rule: type[AnyRule]) -> str:
     """When the input of a run comes."""
-    return _COMES[rule.meta.comes]
+    return _AVAILABLE[rule.meta.available]
 
 
 def repeat_text(rule: type[AnyRule]) -> str:
@@ -128,10 +128,10 @@ def rule_facts(rule: type[AnyRule]) -> dict[str, object]:
         "by_default": meta.by_default,
         "branches": dict(meta.branches),
         "inputs": [
-            {"kind": one.kind, "pattern": one.pattern, "mode": one.mode, "beside": one.beside}
+            {"kind": one.kind, "pattern": one.pattern, "mode": one.mode, "beside": one.optional}
             for one in meta.inputs
         ],
-        "comes": meta.comes,
+        "comes": meta.available,
         "capture_hint": meta.capture_hint,
         "parameters": [
             {

@@ -72,7 +72,7 @@ def _stops_without_input(
     by_name = {spec.name: spec for spec in specs if not spec.custom}
     for entry in config.rules:
         spec = by_name.get(entry.name)
-        inputs = [one for one in spec.rule.meta.inputs if not one.beside] if spec else []
+        inputs = [one for one in spec.rule.meta.inputs if not one.optional] if spec else []
         if not inputs or any(one.kind != "tensors" or one.pattern not in off for one in inputs):
             continue
         for action in entry.actions or ():

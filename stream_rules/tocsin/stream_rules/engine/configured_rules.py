@@ -250,7 +250,7 @@ def _beside(specs: Iterable[RuleSpec]) -> tuple[RuleSpec, ...]:
             inputs=spec.rule.meta.inputs,
             capture_hint=spec.rule.meta.capture_hint,
             listed=spec.listed,
-            comes=spec.rule.meta.comes,
+            available=spec.rule.meta.available,
             match=spec.match,
         )
         for spec in listed

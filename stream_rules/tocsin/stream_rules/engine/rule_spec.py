@@ -38,7 +38,7 @@ class RuleSpec:
     def build(self) -> AnyRule:
         """A fresh instance."""
         rule = self.rule(self.name, self.params)
-        rule.beside(self.instances)
+        rule.other_instances(self.instances)
         return rule
 
     def fits(self, labels: Mapping[str, str]) -> bool:

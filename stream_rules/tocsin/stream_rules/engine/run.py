@@ -551,7 +551,7 @@ def _listens(instance: Instance, kind: str, mode: str | None, names: Set[str]) -
 def _feeds(instance: Instance, kind: str, mode: str | None, names: Set[str]) -> bool:
     """Whether what it listens to is more than what it reads beside its input."""
     inputs = instance.spec.rule.meta.inputs
-    return any(_reads(wanted, kind, mode, names) for wanted in inputs if not wanted.beside)
+    return any(_reads(wanted, kind, mode, names) for wanted in inputs if not wanted.optional)
 
 
 def _reads(wanted: Input, kind: str, mode: str | None, names: Set[str]) -> bool:

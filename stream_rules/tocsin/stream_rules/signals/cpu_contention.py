@@ -22,7 +22,7 @@ _OWN: Final = "cpu.process_tree_percent"
 _CORES: Final = "cpu.cores"
 
 SYSTEM: Final[tuple[Input, ...]] = tuple(
-    system(name, beside=True) for name in (_PRESSURE, _ALL, _OWN, _CORES)
+    system(name, optional=True) for name in (_PRESSURE, _ALL, _OWN, _CORES)
 )
 """What it reads."""
 

@@ -23,7 +23,7 @@ SIGNS: Final = {
 """A cause, and the columns that show it. Where several are there the highest counts."""
 
 INPUTS: Final[tuple[Input, ...]] = tuple(
-    system(name, beside=True) for names in SIGNS.values() for name in names
+    system(name, optional=True) for names in SIGNS.values() for name in names
 )
 _KEPT: Final = 1200
 _MORE: Final = 10.0

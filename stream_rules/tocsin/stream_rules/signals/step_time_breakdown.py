@@ -26,8 +26,8 @@ _COLUMNS: Final = {
 
 INPUTS: Final[tuple[Input, ...]] = (
     scalar("step_time_s"),
-    *(scalar(name, beside=True) for names in _COLUMNS.values() for name in names),
-    scalar("evaluation_s", beside=True),
+    *(scalar(name, optional=True) for names in _COLUMNS.values() for name in names),
+    scalar("evaluation_s", optional=True),
 )
 """What a rule on step times reads."""
 

@@ -19,10 +19,10 @@ from tocsin.stream_rules.reading.tensor_rows import LowestRankRows
 from tocsin.stream_rules.rule import Input, event, tensors
 
 INPUTS: Final[tuple[Input, ...]] = (
-    tensors("updates", beside=True),
-    tensors("gradients", beside=True),
-    tensors("optimizer_state", beside=True),
-    event(RunStarted, beside=True),
+    tensors("updates", optional=True),
+    tensors("gradients", optional=True),
+    tensors("optimizer_state", optional=True),
+    event(RunStarted, optional=True),
 )
 """What it reads."""
 

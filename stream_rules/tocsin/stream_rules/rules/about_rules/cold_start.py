@@ -43,7 +43,7 @@ class ColdStart(Rule[ColdStartParams, _State]):
         meaning="Rules start without their state of the run: their stops are held back for now.",
         severity="info",
         inputs=(scalar("*"),),
-        comes="maybe",
+        available="maybe",
         history_steps=0,
         remedy="Nothing, after an update. Otherwise check why the state was lost: the retention of "
         "the state topic, a replaced bus, workers that started after the run.",

@@ -56,7 +56,7 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
             scalar("*", mode=None),
             tensors("*", mode=None),
             Input("system", "*", None),
-            Input("event", "*", None, beside=True),
+            Input("event", "*", None, optional=True),
         ),
         remedy="Capture what is missing (see the evidence), or switch the rule off.",
         params=RuleHasNoInputParams,
@@ -71,7 +71,7 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
         super().__init__(name, params)
         self._instances: tuple[InstanceFacts, ...] = ()
 
-    def beside(self, instances: tuple[InstanceFacts, ...]) -> None:
+    def other_instances(self, instances: tuple[InstanceFacts, ...]) -> None:
         self._instances = instances
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
@@ -83,7 +83,7 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
             waiting = [
                 one
                 for one in self._instances
-                if one.comes == "always" or (one.listed and one.comes == "maybe")
+                if one.available == "always" or (one.listed and one.available == "maybe")
             ]
             yield from self._missing(waiting, int(frame.steps[-1]), at)
 
@@ -98,7 +98,7 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
     def on_event(self, data: RunData, at: Moment) -> Outcomes:
         _note(self.state.events, (data.event_type,))
         if isinstance(data, RunEnded) and at.run.ended and at.run.last_step is not None:
-            late = [one for one in self._instances if one.listed and one.comes == "later"]
+            late = [one for one in self._instances if one.listed and one.available == "later"]
             yield from self._missing(late, at.run.last_step, at, about="later")
 
     def _missing(
@@ -132,7 +132,7 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
         )
 
     def _has_input(self, one: InstanceFacts) -> bool:
-        return any(self._seen(wanted) for wanted in one.inputs if not wanted.beside)
+        return any(self._seen(wanted) for wanted in one.inputs if not wanted.optional)
 
     def _seen(self, wanted: Input) -> bool:
         state = self.state

@@ -81,7 +81,7 @@ class TelemetryGap(Rule[TelemetryGapParams, _State]):
         "worker that could not keep up; rules did not see them.",
         severity="info",
         inputs=(event(Heartbeat), event(RunEnded), event(RunStarted)),
-        comes="maybe",
+        available="maybe",
         remedy="Check that the bus is healthy and close enough, and that the node is not out of "
         "memory or CPU; capture less often. If the worker could not keep up, start more workers. "
         "The training itself is not affected.",

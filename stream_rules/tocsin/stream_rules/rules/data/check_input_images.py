@@ -73,7 +73,7 @@ class CheckInputImages(TensorRowRule[CheckInputImagesParams, _State]):
         family="data",
         meaning="The channels of the input images are not centred, or not scaled.",
         severity="info",
-        comes="later",
+        available="later",
         inputs=(tensors("input_channels"),),
         capture_hint="name the images in the loop: run.data(inputs=images)",
         remedy="Subtract the mean of each channel over the data set and divide by its standard "

@@ -93,11 +93,11 @@ class ClassImbalance(Rule[ClassImbalanceParams, _State]):
         meaning="All labels are of one class, or class sizes are very unequal, or a class is "
         "hardly ever predicted correctly.",
         severity="info",
-        comes="maybe",
+        available="maybe",
         inputs=(
             tensors("labels", mode=None),
-            tensors("embeddings", beside=True),
-            tensors("weights", beside=True),
+            tensors("embeddings", optional=True),
+            tensors("weights", optional=True),
         ),
         capture_hint="labels are found if the loss is a PyTorch cross-entropy over up to 1,000 "
         "classes; otherwise name them with run.data(labels=…, predictions=…)",

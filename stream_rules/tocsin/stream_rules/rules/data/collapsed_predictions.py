@@ -75,11 +75,11 @@ class CollapsedPredictions(TensorRowRule[CollapsedPredictionsParams, _State]):
         family="data",
         meaning="The model gives the same answer for all samples.",
         severity="warning",
-        comes="maybe",
+        available="maybe",
         inputs=(
             event(LossInputsSeen),
             tensors("labels", mode=None),
-            event(LayerInputsSeen, beside=True),
+            event(LayerInputsSeen, optional=True),
         ),
         capture_hint="predictions are captured if the loss is one of torch.nn.functional, or if "
         "run.data(labels=…, predictions=…) names them",

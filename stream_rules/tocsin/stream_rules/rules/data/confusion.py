@@ -82,8 +82,8 @@ class Confusion(TensorRowRule[ConfusionParams, _State]):
         family="data",
         meaning="A class is predicted more often as another class than as itself.",
         severity="info",
-        comes="maybe",
-        inputs=(tensors("confusion", mode=None), tensors("embeddings", beside=True)),
+        available="maybe",
+        inputs=(tensors("confusion", mode=None), tensors("embeddings", optional=True)),
         capture_hint="labels and predictions are found if the loss is a PyTorch cross-entropy, for "
         "up to 100 classes; otherwise name them with run.data(labels=…, predictions=…)",
         remedy="Inspect some samples of the two classes and their labels: they may be swapped, or "

@@ -56,8 +56,8 @@ class EvaluationInTrainMode(Rule[EvaluationInTrainModeParams, _State]):
         family="data",
         meaning="An evaluation runs in train mode, or the training in eval mode.",
         severity="warning",
-        comes="maybe",
-        inputs=(event(ModeSeen), scalar("step_time_s", beside=True)),
+        available="maybe",
+        inputs=(event(ModeSeen), scalar("step_time_s", optional=True)),
         capture_hint="the modes of dropout and batch normalisation are captured if the model has "
         "such layers, and if its evaluations compute a loss or use a data loader",
         remedy="Call model.eval() before an evaluation and model.train() after it.",

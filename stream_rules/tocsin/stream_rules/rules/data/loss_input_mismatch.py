@@ -108,7 +108,7 @@ class LossInputMismatch(Rule[LossInputMismatchParams, _State]):
         meaning="A loss function receives the wrong kind of input, such as probabilities where it "
         "expects logits.",
         severity="warning",
-        comes="maybe",
+        available="maybe",
         inputs=(event(LossInputsSeen),),
         capture_hint="losses of torch.nn.functional and their modules are captured from the second "
         "step on, unless they are part of a compiled graph",

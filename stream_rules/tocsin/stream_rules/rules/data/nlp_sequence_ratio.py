@@ -80,11 +80,11 @@ class NlpSequenceRatio(TensorRowRule[NlpSequenceRatioParams, _State]):
         family="data",
         meaning="One token, such as padding or the unknown word, is too large a share of the text.",
         severity="info",
-        comes="maybe",
+        available="maybe",
         inputs=(
             tensors("tokens"),
-            tensors("labels", beside=True),
-            tensors("embeddings", beside=True),
+            tensors("labels", optional=True),
+            tensors("embeddings", optional=True),
         ),
         capture_hint="the targets of a cross-entropy over more than 1,000 classes are counted as "
         "tokens; otherwise name them with run.data(tokens=ids)",

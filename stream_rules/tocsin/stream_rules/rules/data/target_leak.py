@@ -79,7 +79,7 @@ class TargetLeak(Rule[TargetLeakParams, _State]):
         family="data",
         meaning="A language model can see the tokens that it must predict.",
         severity="warning",
-        comes="maybe",
+        available="maybe",
         inputs=(event(LossInputsSeen),),
         capture_hint="the targets of a cross-entropy of torch.nn.functional are compared with the "
         "inputs of an nn.Embedding in the first steps, unless the model is compiled",

@@ -68,8 +68,8 @@ class UnnormalisedInputs(Rule[UnnormalisedInputsParams, _State]):
         family="data",
         meaning="The inputs of the first layer are not normalised.",
         severity="warning",
-        comes="maybe",
-        inputs=(event(LayerInputsSeen), event(LossInputsSeen, beside=True)),
+        available="maybe",
+        inputs=(event(LayerInputsSeen), event(LossInputsSeen, optional=True)),
         capture_hint="the inputs of the first linear, convolutional or recurrent layer are "
         "captured in steps 2 to 4, unless the model is compiled",
         remedy="Subtract the mean of the training data from the inputs and divide by its standard "

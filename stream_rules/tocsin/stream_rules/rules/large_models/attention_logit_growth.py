@@ -72,7 +72,7 @@ class AttentionLogitGrowth(TensorRowRule[AttentionLogitGrowthParams, _State]):
         meaning="The logits of an attention layer have grown so much that it sees only one "
         "position.",
         severity="warning",
-        comes="maybe",
+        available="maybe",
         inputs=(tensors("attention"),),
         capture_hint="attention is captured where scaled_dot_product_attention or "
         "torch.nn.MultiheadAttention is called, with the collection activations",

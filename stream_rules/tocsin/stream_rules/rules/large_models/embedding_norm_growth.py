@@ -65,7 +65,7 @@ class EmbeddingNormGrowth(TensorRowRule[EmbeddingNormGrowthParams, _State]):
         meaning="The rows of an embedding grow faster than normal training explains, or one row "
         "outgrows all others.",
         severity="info",
-        comes="maybe",
+        available="maybe",
         inputs=(tensors("embeddings"),),
         capture_hint="tables of torch.nn.Embedding and EmbeddingBag are captured with the "
         "collection activations",

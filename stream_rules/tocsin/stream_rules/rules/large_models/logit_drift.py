@@ -67,11 +67,11 @@ class LogitDrift(TensorRowRule[LogitDriftParams, _State]):
         family="large_models",
         meaning="The level of the output logits drifts away from its initial value.",
         severity="info",
-        comes="maybe",
+        available="maybe",
         inputs=(
             tensors("logits"),
-            tensors("labels", beside=True),
-            tensors("tokens", beside=True),
+            tensors("labels", optional=True),
+            tensors("tokens", optional=True),
         ),
         capture_hint="the output layer is the one that shares its weight with an embedding, or the "
         "widest and last Linear; with the collection activations",

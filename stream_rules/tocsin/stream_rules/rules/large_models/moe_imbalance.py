@@ -74,7 +74,7 @@ class MoeImbalance(TensorRowRule[MoeImbalanceParams, _State]):
         family="large_models",
         meaning="The experts of a mixture get very unequal loads, or some get none.",
         severity="warning",
-        comes="maybe",
+        available="maybe",
         inputs=(tensors("routers"),),
         capture_hint="routers are found by their module type (…Router, …Gate) or as a Linear next "
         "to as many experts, with the collection activations",

@@ -63,8 +63,8 @@ class AllZero(TensorRowRule[AllZeroParams, _State]):
         family="numerical",
         meaning="All gradients of the model, or all values of a named tensor, are zero.",
         severity="warning",
-        comes="maybe",
-        inputs=(tensors("*"), scalar("gradient_norm"), scalar("loss", beside=True)),
+        available="maybe",
+        inputs=(tensors("*"), scalar("gradient_norm"), scalar("loss", optional=True)),
         capture_hint="gradients are captured when an optimizer of PyTorch steps; for other tensors "
         "switch their collection on",
         remedy="Look for a detach() or no_grad between weights and loss, for zero_grad() between "

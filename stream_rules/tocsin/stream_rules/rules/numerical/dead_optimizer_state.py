@@ -92,11 +92,11 @@ class DeadOptimizerState(TensorRowRule[DeadOptimizerStateParams, _State]):
         family="numerical",
         meaning="The optimizer's state is empty, or is thrown away at each step.",
         severity="warning",
-        comes="maybe",
+        available="maybe",
         inputs=(
             tensors("optimizer_state"),
             scalar(RENEWED),
-            tensors("gradients", beside=True),
+            tensors("gradients", optional=True),
         ),
         capture_hint="the collection optimizer_state is captured for optimizers that have a state, "
         "unless it is off",

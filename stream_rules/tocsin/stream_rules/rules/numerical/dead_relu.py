@@ -57,7 +57,7 @@ class DeadRelu(TensorRowRule[DeadReluParams, _State]):
         family="numerical",
         meaning="Most units of a ReLU are never active.",
         severity="warning",
-        comes="maybe",
+        available="maybe",
         inputs=(tensors("activations"),),
         capture_hint="activations of torch.nn.ReLU and ReLU6 are captured (for a compiled model, "
         "if capture started before its first call); calls of torch.nn.functional.relu are not seen",

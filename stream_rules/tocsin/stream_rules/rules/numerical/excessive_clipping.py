@@ -62,8 +62,8 @@ class ExcessiveClipping(Rule[ExcessiveClippingParams, _State]):
         family="numerical",
         meaning="Clipping removes almost all of the gradients.",
         severity="warning",
-        comes="maybe",
-        inputs=(scalar(AFTER), scalar(BEFORE, beside=True)),
+        available="maybe",
+        inputs=(scalar(AFTER), scalar(BEFORE, optional=True)),
         capture_hint="norms before and after are seen with torch.nn.utils.clip_grad_norm_, which "
         "frameworks also use",
         remedy="Raise the limit of clip_grad_norm_ to the usual size of the gradient norm (1.0 is "

@@ -46,7 +46,7 @@ class GradientsNotCleared(Rule[GradientsNotClearedParams, _State]):
         family="numerical",
         meaning="Gradients are not cleared between steps, so they accumulate.",
         severity="warning",
-        comes="maybe",
+        available="maybe",
         inputs=(scalar(COLUMN),),
         capture_hint="seen when backward() is called before a PyTorch optimizer steps",
         remedy="Call optimizer.zero_grad() once for each step, before the first backward().",

@@ -64,7 +64,7 @@ class LowPrecisionRange(TensorRowRule[LowPrecisionRangeParams, _State]):
         family="numerical",
         meaning="Gradients in 16 or 8 bits are too small, or too large, for their type.",
         severity="warning",
-        comes="maybe",
+        available="maybe",
         inputs=(tensors("gradients"),),
         capture_hint="gradients are captured when an optimizer of PyTorch steps",
         remedy="Keep the weights in float32 and compute in bfloat16 (torch.autocast), or scale the "

@@ -89,11 +89,11 @@ class NoGradient(TensorRowRule[NoGradientParams, _State]):
         family="numerical",
         meaning="A parameter that should be trained gets no gradient.",
         severity="warning",
-        comes="maybe",
+        available="maybe",
         inputs=(
             scalar("without_gradient"),
-            tensors("no_gradient", beside=True),
-            tensors(UNTRAINED, beside=True),
+            tensors("no_gradient", optional=True),
+            tensors(UNTRAINED, optional=True),
         ),
         capture_hint="gradients are checked when a PyTorch optimizer steps",
         remedy="Look for detach(), .data, item(), numpy(), torch.tensor(...) or no_grad() between "

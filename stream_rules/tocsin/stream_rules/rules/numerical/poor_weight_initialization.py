@@ -116,13 +116,13 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
         family="numerical",
         meaning="The first steps show that the initial weights are too large, too small or alike.",
         severity="warning",
-        comes="maybe",
+        available="maybe",
         inputs=(
             tensors("activations"),
             tensors("gradients"),
             scalar("loss"),
-            scalar("lr.*", beside=True),
-            tensors("updates", beside=True),
+            scalar("lr.*", optional=True),
+            tensors("updates", optional=True),
         ),
         capture_hint="activations of PyTorch modules and gradients are captured in the first "
         "steps, when a PyTorch optimizer steps",

@@ -129,7 +129,7 @@ class ReplicaDivergence(Rule[ReplicaDivergenceParams, _State]):
         family="numerical",
         meaning="Replicas of a data-parallel training have different weights.",
         severity="critical",
-        comes="maybe",
+        available="maybe",
         inputs=(tensors(CHECKSUMS),),
         capture_hint="checksums of the parameters are captured with more than one rank",
         remedy="Go back to the last checkpoint before it, remove the machine of the deviating rank "

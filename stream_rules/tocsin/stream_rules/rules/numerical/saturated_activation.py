@@ -68,7 +68,7 @@ class SaturatedActivation(TensorRowRule[SaturatedActivationParams, _State]):
         meaning="Most of a tanh, sigmoid or softmax layer is saturated: its gradient is almost "
         "zero.",
         severity="warning",
-        comes="maybe",
+        available="maybe",
         inputs=(tensors("activations"),),
         capture_hint="activations of torch.nn.Tanh, Sigmoid, Hardtanh, Hardsigmoid and Softmax are "
         "captured (for a compiled model, if capture started before its first call); calls of "

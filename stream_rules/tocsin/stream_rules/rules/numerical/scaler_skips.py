@@ -59,8 +59,8 @@ class ScalerSkips(Rule[ScalerSkipsParams, _State]):
         family="numerical",
         meaning="The loss scaler skips many steps, or its scale has fallen very low.",
         severity="warning",
-        comes="maybe",
-        inputs=(scalar(SKIPPED), scalar(SCALE, beside=True)),
+        available="maybe",
+        inputs=(scalar(SKIPPED), scalar(SCALE, optional=True)),
         capture_hint="skips of torch.amp.GradScaler are captured",
         remedy="Train in bfloat16, which needs no scaler. Otherwise find what is too large: the "
         "learning rate, a loss that is a sum instead of a mean, a division or logarithm in "

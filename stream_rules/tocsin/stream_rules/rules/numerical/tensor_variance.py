@@ -58,7 +58,7 @@ class TensorVariance(TensorRowRule[TensorVarianceParams, _State]):
         family="numerical",
         meaning="The variance of a tensor is outside the configured limits.",
         severity="warning",
-        comes="maybe",
+        available="maybe",
         by_default=False,
         inputs=(tensors("*"),),
         capture_hint="the tensors' collection must be captured, with the column std",

@@ -81,11 +81,11 @@ class VanishingGradient(TensorRowRule[VanishingGradientParams, _State]):
         family="numerical",
         meaning="The gradients of many tensors, or of the first layers, are almost zero.",
         severity="warning",
-        comes="maybe",
+        available="maybe",
         inputs=(
             tensors("gradients"),
-            tensors("updates", beside=True),
-            scalar("loss", beside=True),
+            tensors("updates", optional=True),
+            scalar("loss", optional=True),
         ),
         capture_hint="gradients are captured when an optimizer of PyTorch steps",
         remedy="Check for saturated activations and check the initialisation of the first layers. "

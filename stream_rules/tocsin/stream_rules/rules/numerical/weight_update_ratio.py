@@ -99,13 +99,13 @@ class WeightUpdateRatio(TensorRowRule[WeightUpdateRatioParams, _State]):
         family="numerical",
         meaning="One step changes many weights by a large part of their size, or hardly at all.",
         severity="warning",
-        comes="maybe",
+        available="maybe",
         inputs=(
             tensors("updates"),
-            tensors("gradients", beside=True),
-            scalar("lr.*", beside=True),
-            scalar("loss", beside=True),
-            event(RunStarted, beside=True),
+            tensors("gradients", optional=True),
+            scalar("lr.*", optional=True),
+            scalar("loss", optional=True),
+            event(RunStarted, optional=True),
         ),
         capture_hint="updates of weights are captured when a PyTorch optimizer steps",
         remedy="Large: lower the learning rate or the weight decay. Small: raise the rate; with "

@@ -84,8 +84,8 @@ class CheckpointStall(Rule[CheckpointStallParams, _State]):
         family="progress",
         meaning="Writing a checkpoint takes too long, or takes longer each time.",
         severity="warning",
-        comes="later",
-        inputs=(event(CheckpointWritten), event(PhaseMark), event(Heartbeat, beside=True)),
+        available="later",
+        inputs=(event(CheckpointWritten), event(PhaseMark), event(Heartbeat, optional=True)),
         capture_hint="torch.save, safetensors and the frameworks' checkpoints are noticed; mark "
         'others by run.phase("checkpoint")',
         remedy="Check the file system of the checkpoint (space, quota, other jobs). Write to a "

@@ -80,11 +80,11 @@ class CheckpointUnhealthy(Rule[CheckpointUnhealthyParams, _State]):
         family="progress",
         meaning="The run saved a checkpoint from which it should not continue.",
         severity="warning",
-        comes="later",
+        available="later",
         inputs=(
             event(CheckpointWritten),
             event(CheckpointRead),
-            event(Heartbeat, beside=True),
+            event(Heartbeat, optional=True),
         ),
         capture_hint="torch.save, safetensors and the frameworks' checkpoints are noticed",
         remedy="Go on from an older checkpoint, and delete the unhealthy one, so that no restart "

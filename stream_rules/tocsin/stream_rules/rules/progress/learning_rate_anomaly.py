@@ -106,12 +106,12 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         family="progress",
         meaning="The learning rate is (nearly) zero, NaN, jumps, or does not follow its scheduler.",
         severity="warning",
-        comes="maybe",
+        available="maybe",
         inputs=(
             scalar("lr.*"),
-            scalar("schedule_steps", beside=True),
-            scalar("epochs", beside=True),
-            event(RunStarted, beside=True),
+            scalar("schedule_steps", optional=True),
+            scalar("epochs", optional=True),
+            event(RunStarted, optional=True),
         ),
         capture_hint="learning rates are captured when a PyTorch optimizer steps",
         remedy="Check the scheduler: its length in steps, that scheduler.step() is called once and "

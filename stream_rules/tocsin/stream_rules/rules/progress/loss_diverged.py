@@ -222,8 +222,8 @@ class LossDiverged(SeriesRule[LossDivergedParams, _State]):
         "ruined the weights, and only with a single loss",
         inputs=(
             scalar("loss"),
-            event(LossInputsSeen, beside=True),
-            tensors("updates", beside=True),
+            event(LossInputsSeen, optional=True),
+            tensors("updates", optional=True),
         ),
         capture_hint="the loss is captured when backward() is called on it; otherwise log it with "
         "run.log as 'loss'",

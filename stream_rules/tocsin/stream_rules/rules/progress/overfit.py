@@ -83,11 +83,11 @@ class Overfit(Rule[OverfitParams, _State]):
         family="progress",
         meaning="The evaluation loss rises while it is well above the training loss.",
         severity="warning",
-        comes="later",
+        available="later",
         inputs=(
             scalar("loss", mode="eval"),
-            scalar("loss", beside=True),
-            scalar("lr.0", beside=True),
+            scalar("loss", optional=True),
+            scalar("lr.0", optional=True),
         ),
         capture_hint="evaluation losses are losses computed without a gradient, by a loss module, "
         "or by a function of torch.nn.functional while the model is in eval()",

@@ -60,8 +60,8 @@ class Overtraining(Rule[OvertrainingParams, _State]):
         family="progress",
         meaning="The training loss or the evaluation loss has not improved for many evaluations.",
         severity="info",
-        comes="later",
-        inputs=(scalar("loss", mode="eval"), scalar("loss", beside=True)),
+        available="later",
+        inputs=(scalar("loss", mode="eval"), scalar("loss", optional=True)),
         capture_hint="evaluation losses are losses computed without a gradient, by a loss module, "
         "or by a function of torch.nn.functional while the model is in eval()",
         remedy="Stop, or lower the learning rate: that usually brings one more improvement.",

@@ -49,7 +49,7 @@ class RestartLoop(Rule[RestartLoopParams, _State]):
         stop_worthy=True,
         stops_because="each restart costs the same time again and ends the same way.",
         inputs=(event(RunEnded),),
-        comes="later",
+        available="later",
         history_steps=0,
         remedy="Go back to an older checkpoint, skip the batches that follow it, or lower the "
         "learning rate. Restarting again from the same state gives the same fault.",

@@ -103,7 +103,7 @@ class StepOutlier(Rule[StepOutlierParams, _State]):
         meaning="Some steps take far longer than the others and cost much time in total.",
         severity="info",
         inputs=(*INPUTS, *node_context.INPUTS),
-        comes="maybe",
+        available="maybe",
         capture_hint="the time of steps is captured when a PyTorch optimizer steps",
         remedy="The issue names what the slow steps have in common. Give the data loader more "
         "workers, write checkpoints asynchronously, or move other work off the node.",

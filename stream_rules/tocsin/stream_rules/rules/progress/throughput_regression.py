@@ -117,8 +117,8 @@ class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
         family="progress",
         meaning="Steps take longer than before in this run, and stay slower.",
         severity="info",
-        inputs=(*INPUTS, *SYSTEM, event(RunStarted, beside=True)),
-        comes="maybe",
+        inputs=(*INPUTS, *SYSTEM, event(RunStarted, optional=True)),
+        available="maybe",
         capture_hint="the time of steps is captured when a PyTorch optimizer steps",
         remedy="Check which part of the step has grown: the data loader, the file system, a "
         "throttled GPU, another program on the node, or a larger batch.",

@@ -32,11 +32,11 @@ _OVER_S: Final = 60.0
 
 INPUTS: Final[tuple[Input, ...]] = (
     system("gpu.*.utilization_percent"),
-    system("gpu.*.memory_used_bytes", beside=True),
-    system("gpu.*.memory_total_bytes", beside=True),
-    system("gpu.*.of_job", beside=True),
-    event(RunStarted, beside=True),
-    *(scalar(phase, beside=True) for phase in PHASES),
+    system("gpu.*.memory_used_bytes", optional=True),
+    system("gpu.*.memory_total_bytes", optional=True),
+    system("gpu.*.of_job", optional=True),
+    event(RunStarted, optional=True),
+    *(scalar(phase, optional=True) for phase in PHASES),
 )
 
 

@@ -38,13 +38,13 @@ class CpuBottleneck(Bottleneck[CpuBottleneckParams]):
         family="system",
         meaning="The GPUs wait most of the time, while a core that the job needs is always busy.",
         severity="warning",
-        comes="later",
+        available="later",
         inputs=(
             *INPUTS,
-            system("cpu.process_tree_busiest_core_percent", beside=True),
-            system("cpu.process_tree_percent", beside=True),
-            system("cpu.percent", beside=True),
-            system("cpu.limit_cores", beside=True),
+            system("cpu.process_tree_busiest_core_percent", optional=True),
+            system("cpu.process_tree_percent", optional=True),
+            system("cpu.percent", optional=True),
+            system("cpu.limit_cores", optional=True),
         ),
         capture_hint=CAPTURE_HINT,
         remedy="If it is data loading, give the loader more workers, or prepare the data once. "

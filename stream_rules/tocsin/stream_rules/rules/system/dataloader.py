@@ -107,13 +107,13 @@ class Dataloader(Rule[DataloaderParams, _State]):
         family="system",
         meaning="The training waits for its data, or its loader does not fit the machine.",
         severity="warning",
-        comes="maybe",
+        available="maybe",
         inputs=(
             scalar("data_wait_s"),
-            scalar("step_time_s", beside=True),
-            *(scalar(name, beside=True) for name in _DEVICE),
-            event(DataLoaderSeen, beside=True),
-            event(RunStarted, beside=True),
+            scalar("step_time_s", optional=True),
+            *(scalar(name, optional=True) for name in _DEVICE),
+            event(DataLoaderSeen, optional=True),
+            event(RunStarted, optional=True),
         ),
         capture_hint="the wait is captured when batches come from a torch.utils.data.DataLoader",
         remedy="Give the DataLoader num_workers and persistent_workers=True, prepare samples once "

@@ -64,11 +64,11 @@ class DiskFull(Rule[DiskFullParams, _State]):
         family="system",
         meaning="A disk that the job writes to is full, or will be within the hour.",
         severity="warning",
-        comes="later",
+        available="later",
         inputs=(
             system("disk.free_bytes"),
             system("disk.*.free_bytes"),
-            system("disk.*total_bytes", beside=True),
+            system("disk.*total_bytes", optional=True),
         ),
         capture_hint="the node is sampled by the launcher, or by `tocsin sample`",
         remedy="Delete old checkpoints or keep fewer of them; a checkpoint that does not fit is "

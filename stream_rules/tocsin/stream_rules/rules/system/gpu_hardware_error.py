@@ -95,12 +95,12 @@ class GpuHardwareError(Rule[GpuHardwareErrorParams, _State]):
         family="system",
         meaning="A GPU has reported an error of its memory or of the device during this run.",
         severity="critical",
-        comes="later",
+        available="later",
         inputs=(
             *(system(f"gpu.*.{name}") for name in _COUNTS),
-            system("gpu.*.xid", beside=True),
-            system("gpu.*.of_job", beside=True),
-            event(RunStarted, beside=True),
+            system("gpu.*.xid", optional=True),
+            system("gpu.*.of_job", optional=True),
+            event(RunStarted, optional=True),
         ),
         capture_hint="NVIDIA GPUs are sampled on the node through its driver; Xid errors where the "
         "kernel log may be read",

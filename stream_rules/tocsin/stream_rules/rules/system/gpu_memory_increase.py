@@ -73,11 +73,11 @@ class GpuMemoryIncrease(Rule[GpuMemoryIncreaseParams, _State]):
         family="system",
         meaning="The memory of a GPU will be full soon, or has jumped.",
         severity="warning",
-        comes="later",
+        available="later",
         inputs=(
             system("gpu.*.memory_used_bytes"),
-            system("gpu.*.memory_total_bytes", beside=True),
-            system("gpu.*.of_job", beside=True),
+            system("gpu.*.memory_total_bytes", optional=True),
+            system("gpu.*.of_job", optional=True),
         ),
         capture_hint=CAPTURE_HINT,
         remedy="Look for losses or outputs that are kept with their graph (use .item() or "

@@ -67,13 +67,13 @@ class GpuThermalThrottle(Rule[GpuThermalThrottleParams, _State]):
         family="system",
         meaning="The clocks of a GPU are throttled, because it is too hot or lacks power.",
         severity="warning",
-        comes="later",
+        available="later",
         inputs=(
             system("gpu.*.throttled_thermal"),
             system("gpu.*.throttled_power_brake"),
-            system("gpu.*.temperature_celsius", beside=True),
-            system("gpu.*.sm_clock_hertz", beside=True),
-            system("gpu.*.of_job", beside=True),
+            system("gpu.*.temperature_celsius", optional=True),
+            system("gpu.*.sm_clock_hertz", optional=True),
+            system("gpu.*.of_job", optional=True),
         ),
         capture_hint=CAPTURE_HINT,
         remedy="Check fans, dust, air flow and the neighbouring GPUs; for a power brake, the power "

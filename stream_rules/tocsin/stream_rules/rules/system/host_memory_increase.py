@@ -81,13 +81,13 @@ class HostMemoryIncrease(Rule[HostMemoryIncreaseParams, _State]):
         meaning="The job's memory will reach its limit within the hour, or the graphs of past "
         "steps are kept in memory.",
         severity="warning",
-        comes="later",
+        available="later",
         inputs=(
             system("memory.process_tree_bytes"),
-            system("memory.limit_bytes", beside=True),
-            system("memory.total_bytes", beside=True),
-            system("memory.used_bytes", beside=True),
-            scalar("graphs_kept", beside=True),
+            system("memory.limit_bytes", optional=True),
+            system("memory.total_bytes", optional=True),
+            system("memory.used_bytes", optional=True),
+            scalar("graphs_kept", optional=True),
         ),
         capture_hint="the node is sampled by the launcher, or by `tocsin sample`",
         remedy="Look for losses or outputs that are kept with their graph (use .item() or "

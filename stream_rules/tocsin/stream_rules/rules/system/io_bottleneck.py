@@ -39,11 +39,11 @@ class IoBottleneck(Bottleneck[IoBottleneckParams]):
         family="system",
         meaning="The GPUs wait most of the time, while the node waits for input and output.",
         severity="warning",
-        comes="later",
+        available="later",
         inputs=(
             *INPUTS,
-            system("cpu.iowait_percent", beside=True),
-            system("pressure.io_some_percent", beside=True),
+            system("cpu.iowait_percent", optional=True),
+            system("pressure.io_some_percent", optional=True),
         ),
         capture_hint=CAPTURE_HINT,
         remedy="Copy the data to a local disk or into memory before training, store many samples "

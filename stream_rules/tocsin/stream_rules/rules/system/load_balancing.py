@@ -72,10 +72,10 @@ class LoadBalancing(Rule[LoadBalancingParams, _State]):
         family="system",
         meaning="Some GPUs of the job are busy while others wait or are idle.",
         severity="warning",
-        comes="later",
+        available="later",
         inputs=(
             system("gpu.*.utilization_percent"),
-            system("gpu.*.of_job", beside=True),
+            system("gpu.*.of_job", optional=True),
         ),
         capture_hint=f"{CAPTURE_HINT}; which are the job's is known from CUDA_VISIBLE_DEVICES or "
         "its processes",

@@ -73,12 +73,12 @@ class LowGpuUtilization(Rule[LowGpuUtilizationParams, _State]):
         family="system",
         meaning="A GPU of the job is idle, or busy for only a part of the time.",
         severity="warning",
-        comes="later",
+        available="later",
         inputs=(
             system("gpu.*.utilization_percent"),
-            system("gpu.*.memory_used_bytes", beside=True),
-            system("gpu.*.memory_total_bytes", beside=True),
-            system("gpu.*.of_job", beside=True),
+            system("gpu.*.memory_used_bytes", optional=True),
+            system("gpu.*.memory_total_bytes", optional=True),
+            system("gpu.*.of_job", optional=True),
         ),
         capture_hint=CAPTURE_HINT,
         remedy="Give the data loader more workers, pin its memory, use larger batches; give an "

@@ -64,7 +64,7 @@ class FeatureImportanceOverweight(TensorRowRule[FeatureImportanceOverweightParam
         meaning="A few features have most of the importance: the model hardly uses the others.",
         severity="info",
         inputs=(tensors(COLLECTION), scalar(f"{_PREFIX}*")),
-        comes="later",
+        available="later",
         history_steps=0,
         capture_hint="importances are not captured by themselves: "
         'run.log({f"feature_importance.{name}": value, ...}) after some rounds',

@@ -55,7 +55,7 @@ class TreeDepth(TensorRowRule[TreeDepthParams, _State]):
         meaning="A new tree of a boosted model is deeper than it should be.",
         severity="warning",
         inputs=(tensors(COLLECTION), scalar(SCALAR)),
-        comes="later",
+        available="later",
         by_default=False,
         history_steps=0,
         capture_hint='trees are not captured automatically: run.log({"tree_depth": depth}) after '
