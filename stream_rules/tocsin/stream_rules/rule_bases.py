@@ -15,7 +15,7 @@ from typing import ClassVar, TypeVar
 from tocsin.schemas.records.frames import Doubles, StepFrame, SystemFrame, TensorFrame
 from tocsin.schemas.records.issues import Fact, Series, Severity, Subject, SubjectKind
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes
-from tocsin.stream_rules.reading.rank_series import RankSeries
+from tocsin.stream_rules.reading.rank_series import RankSeries, StoredRankSeries
 from tocsin.stream_rules.reading.tensor_rows import LowestRankRows, named
 from tocsin.stream_rules.rule import P, Rule
 from tocsin.stream_rules.signals.hysteresis import Hysteresis
@@ -132,7 +132,7 @@ class TensorRowRule(Rule[P, R]):
 class SeriesState:
     """What a `SeriesRule` remembers; a rule that remembers more extends it."""
 
-    lead: RankSeries = field(default_factory=RankSeries)
+    rank_series: StoredRankSeries = field(default_factory=RankSeries)
 
 
 V = TypeVar("V", bound=SeriesState)
@@ -142,7 +142,7 @@ class SeriesRule(Rule[P, V]):
     """A rule on one scalar of the steps, such as the loss.
 
     The base keeps to the lowest rank that has it, calls `on_value` once for each step with a finite
-    value, and starts again when a lower rank appears. `self.state.lead.series(name)` is the
+    value, and starts again when a lower rank appears. `self.state.rank_series.series(name)` is the
     evidence::
 
         class HighLoss(SeriesRule[HighParams, SeriesState]):
@@ -158,7 +158,7 @@ class SeriesRule(Rule[P, V]):
                     subject=Subject(kind="loss", name="loss"),
                     reason=f"the loss is {value:.4g}",
                     first_step=step,
-                    series=self.state.lead.series("loss"),
+                    series=self.state.rank_series.series("loss"),
                 )
     """
 
@@ -171,17 +171,17 @@ class SeriesRule(Rule[P, V]):
 
     def restarted(self) -> V:
         """The state for a lower rank, whose series takes the place of the one so far."""
-        state: V = self.state_type(lead=self.state.lead)
+        state: V = self.state_type(rank_series=self.state.rank_series)
         return state
 
     def points(self, frame: StepFrame) -> Iterable[tuple[int, float]]:
         """The new steps of a frame of the lowest rank, and their values."""
-        return self.state.lead.points(frame, self.column)
+        return self.state.rank_series.points(frame, self.column)
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        if self.state.lead.overtaken_by(frame):
+        if self.state.rank_series.overtaken_by(frame):
             self.state = self.restarted()
-        if not self.state.lead.accepts(frame):
+        if not self.state.rank_series.accepts(frame):
             return
         for step, value in self.points(frame):
             if math.isfinite(value):

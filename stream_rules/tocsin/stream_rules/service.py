@@ -23,7 +23,7 @@ from tocsin.schemas.errors import ConfigurationError, RecordError
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.issues import issue_event
 from tocsin.schemas.records.snapshots import Snapshot
-from tocsin.schemas.records.stops.commands import LookCloser, detail_request_key
+from tocsin.schemas.records.stops.commands import DetailRequest, detail_request_key
 from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 from tocsin.stream_rules.catalogue import RuleCatalogue
@@ -406,7 +406,7 @@ class RulesService(Service):
         headers = meta_of(event, rank=issue.rank).headers()
         return Outgoing(partition, issue.run_id.encode(), event.encode(), headers)
 
-    def _detail_request(self, request: LookCloser, at_ms: int) -> Outgoing:
+    def _detail_request(self, request: DetailRequest, at_ms: int) -> Outgoing:
         event: Event[Data] = Event.wrap(
             request,
             id=f"{request.issue_id}/look_closer",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -9,7 +10,8 @@ import numpy as np
 from tocsin.schemas.records.frames import Doubles, SystemFrame, TensorFrame
 from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes
-from tocsin.stream_rules.reading.rank_series import SERIES_POINTS, PointHistory
+from tocsin.stream_rules.reading.rank_series import SERIES_POINTS, PointHistory, RankSeries
+from tocsin.stream_rules.reading.state_codec import dump_state, load_state
 from tocsin.stream_rules.reading.tensor_rows import doubles
 from tocsin.stream_rules.rule import Params, RuleMeta, scalar, system, tensors
 from tocsin.stream_rules.rule_bases import (
@@ -63,7 +65,7 @@ class HighLoss(SeriesRule[NoParams, SeriesState]):
     column = "loss"
 
     def on_value(self, step: int, value: float, at: Moment) -> Outcomes:
-        seen = len(self.state.lead.steps)
+        seen = len(self.state.rank_series.steps)
         if value < 10:
             return [Clear(step)]
         subject = Subject(kind="loss", name="loss")
@@ -160,3 +162,10 @@ def test_a_history_keeps_as_many_points_as_the_evidence_carries() -> None:
     assert (series.steps[0], series.steps[-1]) == (3, SERIES_POINTS + 2)
     assert len(history.steps) == len(series.values) == SERIES_POINTS
     assert (series.unit, series.limit) == ("percent", 3.0)
+
+
+def test_a_saved_series_keeps_its_key_in_snapshots() -> None:
+    state = SeriesState(rank_series=RankSeries(rank=3))
+    saved = dump_state(state)
+    assert set(json.loads(saved)) == {"lead"}
+    assert load_state(SeriesState, saved) == state

@@ -77,7 +77,7 @@ class {cls}(SeriesRule[{cls}Params, {cls}State]):
                 f"{{params.limit:g}} for {{high.length}} steps",
                 first_step=high.first_step,
                 facts=[fact("loss", value, limit=params.limit)],
-                series=self.state.lead.series("loss", limit=params.limit),
+                series=self.state.rank_series.series("loss", limit=params.limit),
             )
 '''
 

@@ -33,7 +33,7 @@ class RunUnderTest(Section):
     """Its labels, over those of the configuration."""
 
 
-class FedIssue(Section):
+class ScenarioIssue(Section):
     """A state of an issue, and when the rules report it."""
 
     at: Duration
@@ -101,7 +101,7 @@ class Scenario(Section):
     """How long it goes on after its last issue."""
     runs: tuple[RunUnderTest, ...] = Field(default=(), strict=False)
     """The runs."""
-    feed: tuple[FedIssue, ...] = Field(default=(), strict=False)
+    feed: tuple[ScenarioIssue, ...] = Field(default=(), strict=False)
     """The issues."""
     expect: tuple[Expectation, ...] = Field(default=(), strict=False)
     """What must be sent."""

@@ -22,9 +22,9 @@ from tocsin.console.configuration.rehearsal import TimedEvent, happened, read_du
 from tocsin.console.configuration.scenarios import (
     ANY,
     Expectation,
-    FedIssue,
     Match,
     Scenario,
+    ScenarioIssue,
     Scenarios,
 )
 from tocsin.schemas.configuration.file import Config
@@ -145,10 +145,10 @@ class _Trial:
         labels = {run.name: {**self._config.labels, **run.labels} for run in scenario.runs}
         start_ms = round(scenario.start.timestamp() * 1000)
         events = []
-        for index, fed in enumerate(scenario.feed):
-            at_ms = start_ms + _ms(fed.at)
+        for index, spec in enumerate(scenario.feed):
+            at_ms = start_ms + _ms(spec.at)
             try:
-                events.append(_event(self._config, fed, labels[fed.run], at_ms, index))
+                events.append(_event(self._config, spec, labels[spec.run], at_ms, index))
             except ConfigurationError as err:
                 place = self._scenarios.place((*self._loc, "feed", index, "rule"))
                 raise ConfigurationError(f"{place}: {err}") from err
@@ -277,24 +277,24 @@ def _name(name: str | None, place: str) -> str:
 
 
 def _event(
-    config: Config, fed: FedIssue, labels: Mapping[str, str], at_ms: int, number: int
+    config: Config, spec: ScenarioIssue, labels: Mapping[str, str], at_ms: int, number: int
 ) -> TimedEvent:
     """The record of an issue as the rules would write it."""
-    sample = sample_issue(config, fed.rule, fed.severity, {**labels, "run": fed.run}, at_ms)
+    sample = sample_issue(config, spec.rule, spec.severity, {**labels, "run": spec.run}, at_ms)
     facts = sample.model_dump() | {
-        "issue_id": _identity(fed.run, sample.rule, fed.subject),
-        "subject": Subject(kind="run", name=fed.subject),
-        "reason": fed.reason,
-        "step": fed.step,
-        "first_step": fed.step,
+        "issue_id": _identity(spec.run, sample.rule, spec.subject),
+        "subject": Subject(kind="run", name=spec.subject),
+        "reason": spec.reason,
+        "step": spec.step,
+        "first_step": spec.step,
     }
-    if fed.raised_from is not None:
-        facts["raised_from"] = fed.raised_from
-    if fed.cause is not None:
-        facts["consequence_of"] = _identity(fed.run, fed.cause, "loss")
-    issue = _STATES[fed.state].model_validate(facts)
+    if spec.raised_from is not None:
+        facts["raised_from"] = spec.raised_from
+    if spec.cause is not None:
+        facts["consequence_of"] = _identity(spec.run, spec.cause, "loss")
+    issue = _STATES[spec.state].model_validate(facts)
     event = Event.wrap(
-        issue, id=f"{issue.issue_id}/{fed.state}/{number}", source="/tests", time_ms=at_ms
+        issue, id=f"{issue.issue_id}/{spec.state}/{number}", source="/tests", time_ms=at_ms
     )
     return at_ms, event
 

@@ -16,7 +16,7 @@ from tocsin.emitter.stop.processes import Members
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.events import EVENT_TYPES
-from tocsin.schemas.records.stops.commands import LookCloser, detail_request_key
+from tocsin.schemas.records.stops.commands import DetailRequest, detail_request_key
 
 DETAIL_REQUEST: Final = "look_closer"
 """The kind of the datagram to a rank: `steps`, and `reason` for people."""
@@ -58,12 +58,12 @@ class DetailRequests:
                 datagrams.send(trainer.socket, message(request))
         return reason
 
-    def _check(self, value: bytes, *, earlier: bool) -> tuple[Reason, LookCloser | None]:
+    def _check(self, value: bytes, *, earlier: bool) -> tuple[Reason, DetailRequest | None]:
         try:
             request = EVENT_TYPES.decode(value).data
         except RecordError:
             return "malformed", None
-        if not isinstance(request, LookCloser) or request.run_id != self._run_id:
+        if not isinstance(request, DetailRequest) or request.run_id != self._run_id:
             return "malformed", None
         if request.incarnation != self._members.incarnation:
             return "other_incarnation", None
@@ -78,7 +78,7 @@ class DetailRequests:
         return "look", request
 
 
-def message(request: LookCloser) -> datagrams.Message:
+def message(request: DetailRequest) -> datagrams.Message:
     """The datagram to a rank."""
     return {
         "kind": DETAIL_REQUEST,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from tocsin.schemas.records.issues import IssueFiring, SubjectKind
-from tocsin.schemas.records.stops.commands import LookCloser
+from tocsin.schemas.records.stops.commands import DetailRequest
 
 LOOK_STEPS: Final = 50
 """For how many steps more is asked for."""
@@ -30,7 +30,7 @@ _OF_NUMBERS: Final[tuple[SubjectKind, ...]] = (
 )
 
 
-def detail_request(issue: IssueFiring, before_ms: int | None) -> LookCloser | None:
+def detail_request(issue: IssueFiring, before_ms: int | None) -> DetailRequest | None:
     """The request that this issue brings; None: it brings none.
 
     Only one that has just begun to fire, of severity warning or critical, and about the training's
@@ -43,7 +43,7 @@ def detail_request(issue: IssueFiring, before_ms: int | None) -> LookCloser | No
         return None
     if before_ms is not None and issue.at_ms - before_ms < LOOK_EVERY_MS:
         return None
-    return LookCloser(
+    return DetailRequest(
         run_id=issue.run_id,
         incarnation=issue.incarnation,
         rule=issue.rule,

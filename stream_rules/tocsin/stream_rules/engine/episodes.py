@@ -26,7 +26,7 @@ from tocsin.schemas.records.issues import (
     Severity,
     Subject,
 )
-from tocsin.schemas.records.stops.commands import LookCloser
+from tocsin.schemas.records.stops.commands import DetailRequest
 from tocsin.stream_rules.engine.causes import SAMPLED, Attribution, Known, cause_first
 from tocsin.stream_rules.engine.recurrence import AGAIN_MS, MAX_HOLD_STEPS, Past
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcome
@@ -54,7 +54,7 @@ class Reported:
 
     issue: IssueFiring
     number: int
-    request: LookCloser | None = None
+    request: DetailRequest | None = None
     because: str | None = None
 
     @property

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Annotated, Final
+
+from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Series
@@ -87,3 +89,7 @@ class RankSeries(PointHistory):
         if len(self.steps) > 2 * SERIES_POINTS:
             del self.steps[:-SERIES_POINTS], self.values[:-SERIES_POINTS]
         return True
+
+
+StoredRankSeries = Annotated[RankSeries, Field(alias="lead")]
+"""A field of a rule's state; snapshots have it under the key `lead`."""

@@ -53,7 +53,7 @@ def _adapter(model: type[Any]) -> TypeAdapter[Any]:
 def dump_state(state: object) -> bytes:
     """The bytes of a dataclass."""
     # Not `dump_json`: it writes NaN as null. The json module's `NaN` is what `load_state` reads.
-    plain = _adapter(type(state)).dump_python(state, mode="json")
+    plain = _adapter(type(state)).dump_python(state, mode="json", by_alias=True)
     return json.dumps(plain, separators=(",", ":")).encode()
 
 

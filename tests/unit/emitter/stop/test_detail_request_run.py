@@ -23,7 +23,7 @@ from tocsin.runtime.service import Attachment, Tick
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.configuration.sections import DefaultsConfig, RuleEntry
 from tocsin.schemas.records.events import Event
-from tocsin.schemas.records.stops.commands import LookCloser
+from tocsin.schemas.records.stops.commands import DetailRequest
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics
 from tocsin.stream_rules.service import build_rules_service
@@ -102,7 +102,7 @@ def test_a_warning_brings_rows_of_each_step_for_fifty_steps(
     assert look.value is not None
     event = decode(read_meta(look.headers), look.value)
     assert isinstance(event, Event)
-    assert isinstance(event.data, LookCloser)
+    assert isinstance(event.data, DetailRequest)
     assert (event.data.rule, event.data.steps) == (RULE, 50)
     found = said(tmp_path)
     for collection in ("gradients", "weights"):

@@ -20,7 +20,7 @@ from tocsin.emitter.stop.listener import Listener, ThreadListener
 from tocsin.emitter.stop.processes import Members
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.frames import RecordOrigin
-from tocsin.schemas.records.stops.commands import LookCloser
+from tocsin.schemas.records.stops.commands import DetailRequest
 from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import Topics, issue_partition
 
@@ -28,7 +28,7 @@ NOW_MS = 1_795_258_012_000
 PLACE = Partition(Topics().control, issue_partition("r1"))
 
 
-def request(**changes: object) -> LookCloser:
+def request(**changes: object) -> DetailRequest:
     fields: dict[str, object] = {
         "run_id": "r1",
         "incarnation": "i1",
@@ -37,15 +37,15 @@ def request(**changes: object) -> LookCloser:
         "steps": 50,
         "not_after_ms": NOW_MS + 300_000,
     }
-    return LookCloser.model_validate(fields | changes)
+    return DetailRequest.model_validate(fields | changes)
 
 
-def outgoing(asked: LookCloser) -> Outgoing:
+def outgoing(asked: DetailRequest) -> Outgoing:
     event: Event[Data] = Event.wrap(asked, id=asked.issue_id, source="/rules", time_ms=NOW_MS)
     return Outgoing(PLACE, asked.key.encode(), event.encode(), meta_of(event).headers())
 
 
-def record(asked: LookCloser) -> Record:
+def record(asked: DetailRequest) -> Record:
     out = outgoing(asked)
     return Record(PLACE, 0, NOW_MS, out.key, out.value, out.headers)
 

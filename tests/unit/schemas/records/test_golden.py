@@ -63,7 +63,7 @@ from tocsin.schemas.records.saved_tensors import SavedTensor, TensorsSaved
 from tocsin.schemas.records.silences import SilenceSet
 from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.schemas.records.stops.commands import (
-    LookCloser,
+    DetailRequest,
     SignedDatagram,
     StopAcknowledged,
     StopCheckpoint,
@@ -418,7 +418,7 @@ EVENTS: dict[str, Data] = {
         give_up_ms=1795344412300,
         event={"id": f"{ISSUE}/firing/0", "data": {"values": [2.75, "NaN"]}},
     ),
-    "tocsin.run.look_closer-v1": LookCloser(
+    "tocsin.run.look_closer-v1": DetailRequest(
         run_id=RUN,
         incarnation=INCARNATION,
         rule="exploding_gradient",

@@ -7,7 +7,7 @@ import math
 from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.runtime.service import Attachment, Tick
 from tocsin.schemas.records.events import Event
-from tocsin.schemas.records.stops.commands import LookCloser
+from tocsin.schemas.records.stops.commands import DetailRequest
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition
 from tocsin.stream_rules.engine.configured_rules import rule_specs
@@ -37,7 +37,7 @@ def bad_again_and_again(*, gaps_s: list[float]) -> RunBuilder:
     return run
 
 
-def looks_of(run: RunBuilder) -> list[LookCloser]:
+def looks_of(run: RunBuilder) -> list[DetailRequest]:
     specs = [s for s in rule_specs() if s.name == "nonfinite"]
     return [told.request for told in replay(run.records, specs) if told.request is not None]
 
@@ -126,7 +126,7 @@ def test_the_service_writes_it_unsigned_to_the_runs_control_partition_behind_the
     assert look.value is not None
     event = decode(read_meta(look.headers), look.value)
     assert isinstance(event, Event)
-    assert isinstance(event.data, LookCloser)
+    assert isinstance(event.data, DetailRequest)
     assert event.data.key == "made/look_closer"
     # The same records once more, as after a crash, give the same bytes.
     again = service()

@@ -18,29 +18,29 @@ def frame(*points: tuple[int, float], rank: int = 0, column: str = "loss") -> St
     )
 
 
-def points(lead: RankSeries, frame: StepFrame) -> list[tuple[int, float]]:
-    return list(lead.points(frame, "loss")) if lead.accepts(frame) else []
+def points(rank_series: RankSeries, frame: StepFrame) -> list[tuple[int, float]]:
+    return list(rank_series.points(frame, "loss")) if rank_series.accepts(frame) else []
 
 
 def test_a_repeated_step_is_taken_once() -> None:
-    lead = RankSeries()
-    assert points(lead, frame((0, 3.0), (1, 2.0))) == [(0, 3.0), (1, 2.0)]
-    assert points(lead, frame((1, 9.0), (2, 1.0), (2, 9.0))) == [(2, 1.0)]
-    assert points(lead, frame((0, 3.0), (1, 2.0))) == []
-    assert (lead.steps, lead.values) == ([0, 1, 2], [3.0, 2.0, 1.0])
+    rank_series = RankSeries()
+    assert points(rank_series, frame((0, 3.0), (1, 2.0))) == [(0, 3.0), (1, 2.0)]
+    assert points(rank_series, frame((1, 9.0), (2, 1.0), (2, 9.0))) == [(2, 1.0)]
+    assert points(rank_series, frame((0, 3.0), (1, 2.0))) == []
+    assert (rank_series.steps, rank_series.values) == ([0, 1, 2], [3.0, 2.0, 1.0])
 
 
 def test_a_column_that_is_not_there_gives_no_points() -> None:
-    lead = RankSeries()
-    assert points(lead, frame((0, 3.0), column="step_time_s")) == []
-    assert points(lead, frame((0, 3.0))) == [(0, 3.0)]
+    rank_series = RankSeries()
+    assert points(rank_series, frame((0, 3.0), column="step_time_s")) == []
+    assert points(rank_series, frame((0, 3.0))) == [(0, 3.0)]
 
 
 def test_a_lower_rank_begins_anew_and_a_higher_one_is_left_out() -> None:
-    lead = RankSeries()
-    assert points(lead, frame((5, 1.0), rank=1)) == [(5, 1.0)]
-    assert points(lead, frame((0, 2.0), rank=2)) == []
+    rank_series = RankSeries()
+    assert points(rank_series, frame((5, 1.0), rank=1)) == [(5, 1.0)]
+    assert points(rank_series, frame((0, 2.0), rank=2)) == []
     lower = frame((0, 3.0))
-    assert lead.overtaken_by(lower)
-    assert points(lead, lower) == [(0, 3.0)]
-    assert (lead.rank, lead.steps) == (0, [0])
+    assert rank_series.overtaken_by(lower)
+    assert points(rank_series, lower) == [(0, 3.0)]
+    assert (rank_series.rank, rank_series.steps) == (0, [0])

@@ -74,7 +74,7 @@ def stop_key(run_id: str, incarnation: str) -> str:
 
 
 @EVENT_TYPES.register
-class LookCloser(Data):
+class DetailRequest(Data):
     """Please capture more of this training for some steps: a rule has found something.
 
     Unsigned, and so never worth more than that: whoever hears it bounds steps and rate itself.

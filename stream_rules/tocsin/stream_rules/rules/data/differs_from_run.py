@@ -26,7 +26,7 @@ from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.other_runs import COLLECTIONS, Reference, References, differs
-from tocsin.stream_rules.reading.rank_series import RankSeries
+from tocsin.stream_rules.reading.rank_series import RankSeries, StoredRankSeries
 from tocsin.stream_rules.rule import Params, RuleMeta, scalar, tensors
 from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
 
@@ -44,7 +44,7 @@ class DiffersFromRunParams(Params):
 
 @dataclass(slots=True)
 class _State(RowState):
-    lead: RankSeries = field(default_factory=RankSeries)
+    rank_series: StoredRankSeries = field(default_factory=RankSeries)
     looked: bool = False
     different: bool = False
     compared: int = 0
@@ -89,10 +89,10 @@ class DiffersFromRun(TensorRowRule[DiffersFromRunParams, _State]):
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state = self.state
-        if not state.lead.accepts(frame):
+        if not state.rank_series.accepts(frame):
             return
         yield from self._inspect(at)
-        for step, loss in state.lead.points(frame, "loss"):
+        for step, loss in state.rank_series.points(frame, "loss"):
             other = None if self._other is None else self._other.loss(step)
             if other is None or not self.params.losses:
                 continue
@@ -154,7 +154,7 @@ class DiffersFromRun(TensorRowRule[DiffersFromRunParams, _State]):
             reason=f"{what} is {ours:.6g} at step {step}, and {theirs:.6g} in the run "
             f"{self.params.other_run}{more}",
             first_step=step,
-            first_rank=state.lead.rank,
+            first_rank=state.rank_series.rank,
             facts=(
                 fact("here", ours),
                 fact("there", theirs),

@@ -22,7 +22,7 @@ from tocsin.schemas.records.issues import Subject
 from tocsin.schemas.records.program_facts import ModeSeen
 from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import RankSeries
+from tocsin.stream_rules.reading.rank_series import RankSeries, StoredRankSeries
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar
 
 EVALUATION = "evaluation_in_train_mode"
@@ -38,7 +38,7 @@ class EvaluationInTrainModeParams(Params):
 
 @dataclass(slots=True)
 class _State:
-    lead: RankSeries = field(default_factory=RankSeries)
+    rank_series: StoredRankSeries = field(default_factory=RankSeries)
     rank: int | None = None
     trained: bool = False
     since: int | None = None
@@ -92,10 +92,10 @@ class EvaluationInTrainMode(Rule[EvaluationInTrainModeParams, _State]):
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state = self.state
-        if not state.lead.accepts(frame) or not len(frame.steps):
+        if not state.rank_series.accepts(frame) or not len(frame.steps):
             return
         last = int(frame.steps[-1])
-        state.lead.last_step = max(state.lead.last_step, last)
+        state.rank_series.last_step = max(state.rank_series.last_step, last)
         if state.since is None:
             return
         if last - state.since + 1 >= self.params.for_steps:

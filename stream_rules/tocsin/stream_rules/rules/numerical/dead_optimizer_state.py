@@ -29,7 +29,7 @@ from pydantic import Field
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import RankSeries
+from tocsin.stream_rules.reading.rank_series import RankSeries, StoredRankSeries
 from tocsin.stream_rules.reading.tensor_rows import MarkedRows
 from tocsin.stream_rules.rule import Params, RuleMeta, scalar, tensors
 from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
@@ -56,7 +56,7 @@ class DeadOptimizerStateParams(Params):
 @dataclass(slots=True)
 class _State(RowState):
     pushed: MarkedRows = field(default_factory=MarkedRows)
-    lead: RankSeries = field(default_factory=RankSeries)
+    rank_series: StoredRankSeries = field(default_factory=RankSeries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +115,10 @@ class DeadOptimizerState(TensorRowRule[DeadOptimizerStateParams, _State]):
     state_type = _State
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        lead = self.state.lead
-        if not lead.accepts(frame):
+        rank_series = self.state.rank_series
+        if not rank_series.accepts(frame):
             return
-        for step, streak in lead.points(frame, RENEWED):
+        for step, streak in rank_series.points(frame, RENEWED):
             if not (math.isfinite(streak) and streak >= self.params.for_steps):
                 yield Clear(step, about="renewed")
                 continue
@@ -130,7 +130,7 @@ class DeadOptimizerState(TensorRowRule[DeadOptimizerStateParams, _State]):
                 reason=f"the optimizer has been recreated at each step since step {first}, and "
                 "loses its state",
                 first_step=first,
-                first_rank=lead.rank,
+                first_rank=rank_series.rank,
                 facts=(fact("renewed", streak, limit=self.params.for_steps, unit="steps"),),
             )
 

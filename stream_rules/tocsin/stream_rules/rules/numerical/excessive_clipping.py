@@ -23,7 +23,7 @@ from pydantic import Field
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import RankSeries
+from tocsin.stream_rules.reading.rank_series import RankSeries, StoredRankSeries
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 from tocsin.stream_rules.signals.streaks import Streak
 
@@ -48,7 +48,7 @@ class ExcessiveClippingParams(Params):
 
 @dataclass(slots=True)
 class _State:
-    lead: RankSeries = field(default_factory=RankSeries)
+    rank_series: StoredRankSeries = field(default_factory=RankSeries)
     little: Streak = field(default_factory=Streak)
     extreme: Streak = field(default_factory=Streak)
 
@@ -83,16 +83,16 @@ class ExcessiveClipping(Rule[ExcessiveClippingParams, _State]):
         before, after = frame.column(BEFORE), frame.column(AFTER)
         if before is None or after is None:
             return
-        if state.lead.overtaken_by(frame):
-            self.state = state = _State(lead=state.lead)
-        if not state.lead.accepts(frame):
+        if state.rank_series.overtaken_by(frame):
+            self.state = state = _State(rank_series=state.rank_series)
+        if not state.rank_series.accepts(frame):
             return
         rows = zip(frame.steps.tolist(), before.tolist(), after.tolist(), strict=True)
         for step, whole, left in rows:
             if not (math.isfinite(whole) and math.isfinite(left)):
                 continue
             share = left / whole if whole > 0 else 1.0
-            if state.lead.add(step, share):
+            if state.rank_series.add(step, share):
                 yield from self._step(step, whole, left, share, at)
 
     def _step(self, step: int, whole: float, left: float, share: float, at: Moment) -> Outcomes:
@@ -117,7 +117,7 @@ class ExcessiveClipping(Rule[ExcessiveClippingParams, _State]):
             reason=f"clipping leaves {left:.3g} of a gradient norm of {whole:.3g}, at each step "
             f"since step {streak.first_step}",
             first_step=streak.first_step,
-            first_rank=self.state.lead.rank,
+            first_rank=self.state.rank_series.rank,
             severity=None if branch == "nothing_left" else "info",
             facts=(
                 fact("norm_before", whole),
@@ -125,5 +125,5 @@ class ExcessiveClipping(Rule[ExcessiveClippingParams, _State]):
                 fact("share_left", left / whole, limit=limit),
                 fact("for", streak.length, unit="steps"),
             ),
-            series=self.state.lead.series("share of the norm that is left", limit=limit),
+            series=self.state.rank_series.series("share of the norm that is left", limit=limit),
         )

@@ -40,7 +40,7 @@ from pydantic import Field
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import RankSeries
+from tocsin.stream_rules.reading.rank_series import RankSeries, StoredRankSeries
 from tocsin.stream_rules.reading.sharded_norms import ShardedNorms
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 
@@ -70,7 +70,7 @@ class ExplodingGradientParams(Params):
 
 @dataclass(slots=True)
 class _State:
-    lead: RankSeries = field(default_factory=RankSeries)
+    rank_series: StoredRankSeries = field(default_factory=RankSeries)
     seen: int = 0
     average: float = 0.0
     peak: float = 0.0
@@ -117,14 +117,14 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state = self.state
-        if state.lead.overtaken_by(frame):
-            self.state = state = _State(lead=state.lead, parts=state.parts)
+        if state.rank_series.overtaken_by(frame):
+            self.state = state = _State(rank_series=state.rank_series, parts=state.parts)
         whole = list(state.parts.complete(frame, at.run.world_size))
-        if not state.lead.accepts(frame):
+        if not state.rank_series.accepts(frame):
             yield from self._put_together(whole, at)
             return
         losses, left = deque(_points(frame, "loss")), dict(_points(frame, "gradient_norm_clipped"))
-        for step, norm in state.lead.points(frame, "gradient_norm"):
+        for step, norm in state.rank_series.points(frame, "gradient_norm"):
             while losses and losses[0][0] <= step:
                 yield from self._follow(*losses.popleft())
             if math.isfinite(norm):
@@ -143,7 +143,7 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
 
     def _put_together(self, whole: Iterable[tuple[int, float]], at: Moment) -> Outcomes:
         for step, norm in whole:
-            if self.state.lead.add(step, norm) and math.isfinite(norm):
+            if self.state.rank_series.add(step, norm) and math.isfinite(norm):
                 yield from self._point(step, norm, at, tamed=False)
 
     def _point(self, step: int, norm: float, at: Moment, *, tamed: bool) -> Outcomes:
@@ -244,11 +244,11 @@ class ExplodingGradient(Rule[ExplodingGradientParams, _State]):
             subject=Subject(kind="scalar", name="gradient_norm"),
             reason=reason,
             first_step=state.first_step,
-            first_rank=state.lead.rank,
+            first_rank=state.rank_series.rank,
             onset_ms=state.first_ms,
             severity="critical" if stays is not None else None,
             facts=tuple(facts),
-            series=state.lead.series("gradient_norm", limit=params.factor * average),
+            series=state.rank_series.series("gradient_norm", limit=params.factor * average),
             explanation="outliers do not enter the moving average; each was also more than "
             "twice the largest norm seen lately",
         )

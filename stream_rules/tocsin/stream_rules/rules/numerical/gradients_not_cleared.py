@@ -19,7 +19,7 @@ from pydantic import Field
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import RankSeries
+from tocsin.stream_rules.reading.rank_series import RankSeries, StoredRankSeries
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 
 COLUMN: Final = "gradients_uncleared"
@@ -34,7 +34,7 @@ class GradientsNotClearedParams(Params):
 
 @dataclass(slots=True)
 class _State:
-    lead: RankSeries = field(default_factory=RankSeries)
+    rank_series: StoredRankSeries = field(default_factory=RankSeries)
 
 
 class GradientsNotCleared(Rule[GradientsNotClearedParams, _State]):
@@ -58,9 +58,9 @@ class GradientsNotCleared(Rule[GradientsNotClearedParams, _State]):
     state_type = _State
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        if not self.state.lead.accepts(frame):
+        if not self.state.rank_series.accepts(frame):
             return
-        for step, streak in self.state.lead.points(frame, COLUMN):
+        for step, streak in self.state.rank_series.points(frame, COLUMN):
             if not (math.isfinite(streak) and streak >= self.params.for_steps):
                 yield Clear(step)
                 continue
@@ -70,9 +70,9 @@ class GradientsNotCleared(Rule[GradientsNotClearedParams, _State]):
                 reason=f"gradients have not been cleared since step {first}: each step adds to "
                 f"those of the one before, {int(streak)} times so far",
                 first_step=first,
-                first_rank=self.state.lead.rank,
+                first_rank=self.state.rank_series.rank,
                 facts=(fact("steps_uncleared", streak, limit=self.params.for_steps, unit="steps"),),
-                series=self.state.lead.series("steps in a row without clearing"),
+                series=self.state.rank_series.series("steps in a row without clearing"),
                 explanation="at each backward call since the step before, the gradient of a "
                 "parameter was there already and not zero",
             )

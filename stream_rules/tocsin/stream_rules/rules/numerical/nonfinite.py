@@ -29,7 +29,7 @@ from pydantic import Field
 from tocsin.schemas.records.frames import Counts, Floats, StepFrame, TensorFrame
 from tocsin.schemas.records.runs import RunData, RunEnded
 from tocsin.stream_rules.outcomes import Clear, Holds, Moment, Outcome, Outcomes
-from tocsin.stream_rules.reading.rank_series import RankSeries
+from tocsin.stream_rules.reading.rank_series import RankSeries, StoredRankSeries
 from tocsin.stream_rules.reading.tensor_rows import is_asked_for
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
 from tocsin.stream_rules.rules.numerical.nonfinite_evidence import (
@@ -77,7 +77,7 @@ class _State:
     healthy_since: int | None = None
     with_lr: set[int] = field(default_factory=set)
     skipped: dict[int, int] = field(default_factory=dict)
-    lead: RankSeries = field(default_factory=RankSeries)
+    rank_series: StoredRankSeries = field(default_factory=RankSeries)
     forward: dict[int, Forward] = field(default_factory=dict)
     skipped_at: int | None = None
     """The step in place of which a bad batch was skipped lately."""
@@ -137,8 +137,8 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
             return
         if self.state.skipped_at is not None:
             yield from self._no_more_skipped(int(frame.steps[-1]))
-        if self.state.lead.accepts(frame):
-            for _ in self.state.lead.points(frame, "loss"):
+        if self.state.rank_series.accepts(frame):
+            for _ in self.state.rank_series.points(frame, "loss"):
                 pass
         rank = frame.origin.rank
         loss, gradients, skipped = frame.column("loss"), *self._gradients(frame)
@@ -310,7 +310,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         forward = self.state.forward.get(pending.origin()[0])
         began = None if forward is None else forward.origin(pending.step)
         self.state.forward.clear()
-        yield origin_finding(pending, self.state.lead, began)
+        yield origin_finding(pending, self.state.rank_series, began)
 
     # -- reading ---------------------------------------------------------------------------
 

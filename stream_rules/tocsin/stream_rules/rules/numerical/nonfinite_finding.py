@@ -36,7 +36,9 @@ BRANCHES: Final[Mapping[str, str]] = {
 _SHOWN: Final = 32
 
 
-def origin_finding(pending: Pending, lead: RankSeries, began: Origin | None = None) -> Finding:
+def origin_finding(
+    pending: Pending, rank_series: RankSeries, began: Origin | None = None
+) -> Finding:
     """What the evidence of a bad step shows of its origin.
 
     `began` is the origin in the forward pass of that rank, where it is known.
@@ -78,7 +80,9 @@ def origin_finding(pending: Pending, lead: RankSeries, began: Origin | None = No
         first_rank=rank,
         onset_ms=pending.opened_ms,
         facts=(*_bad_row(began), *_facts(evidence, tensors, ranks)),
-        series=lead.series(f"loss of rank {lead.rank}") if lead.steps else None,
+        series=rank_series.series(f"loss of rank {rank_series.rank}")
+        if rank_series.steps
+        else None,
         followed=further,
         also=tuple(named[:_SHOWN]),
         explanation=why,

@@ -40,7 +40,7 @@ from pydantic import Field
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.issues import Series, Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import RankSeries
+from tocsin.stream_rules.reading.rank_series import RankSeries, StoredRankSeries
 from tocsin.stream_rules.reading.tensor_rows import LowestRankRows, doubles, named
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
 from tocsin.stream_rules.signals.initial_learning_rate import InitialLearningRate
@@ -97,7 +97,7 @@ class _State:
     was_zero: bool = False
     flowing: bool = False
     """Whether any gradient was seen that is not zero."""
-    lead: RankSeries = field(default_factory=RankSeries)
+    rank_series: StoredRankSeries = field(default_factory=RankSeries)
     first_loss: float | None = None
     lowest: float | None = None
     highest: float = 0.0
@@ -185,15 +185,15 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
             return
         if state.first_step is None:
             state.first_step = int(frame.steps[0])
-        if state.over or not state.lead.accepts(frame):
+        if state.over or not state.rank_series.accepts(frame):
             return
         rates = [frame.column(name) for name in frame.columns if name.startswith("lr.")]
         # By step: points that were there already are left out.
         row_of = {step: row for row, step in enumerate(frame.steps.tolist())}
-        for step, loss in state.lead.points(frame, "loss"):
+        for step, loss in state.rank_series.points(frame, "loss"):
             if not self._inspects(step, FLAT):
                 # Nothing of this rule is in later losses.
-                state.over, state.lead = True, RankSeries()
+                state.over, state.rank_series = True, RankSeries()
                 return
             resting = bool(rates) and all(
                 rate is not None and rate[row_of[step]] == 0 for rate in rates
@@ -234,7 +234,8 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
 
     def _flat(self, loss: float) -> Finding:
         state = self.state
-        first = state.lead.steps[-state.flat] if state.flat <= len(state.lead.steps) else 0
+        steps = state.rank_series.steps
+        first = steps[-state.flat] if state.flat <= len(steps) else 0
         return Finding(
             about=FLAT,
             branch=FLAT,
@@ -243,13 +244,13 @@ class PoorWeightInitialization(Rule[PoorWeightInitializationParams, _State]):
             + ("all" if self.params.flat_within is not None else "not below")
             + f" {state.lowest:.6g}",
             first_step=first,
-            first_rank=state.lead.rank,
+            first_rank=state.rank_series.rank,
             onset_ms=state.flat_ms,
             facts=(
                 fact("loss", loss),
                 fact("flat_for", state.flat, limit=self.params.patience, unit="steps"),
             ),
-            series=state.lead.series("loss"),
+            series=state.rank_series.series("loss"),
         )
 
     # -- tensors -----------------------------------------------------------------------------

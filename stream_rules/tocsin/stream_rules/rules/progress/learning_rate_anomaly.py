@@ -37,7 +37,7 @@ from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Severity, Subject
 from tocsin.schemas.records.runs import RunData, RunEnded, RunStarted
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import RankSeries
+from tocsin.stream_rules.reading.rank_series import RankSeries, StoredRankSeries
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar
 
 _ROUNDING: Final = 1.01
@@ -67,7 +67,7 @@ class LearningRateAnomalyParams(Params):
 
 @dataclass(slots=True)
 class _Group:
-    lead: RankSeries = field(default_factory=RankSeries)
+    rank_series: StoredRankSeries = field(default_factory=RankSeries)
     first: float | None = None
     first_step: int = 0
     last: float | None = None
@@ -146,11 +146,11 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         zeros: dict[int, bool] = {}
         for name in names:
             group = self.state.groups.setdefault(name, _Group())
-            if group.lead.overtaken_by(frame):
-                group = self.state.groups[name] = _Group(lead=group.lead)
-            if not group.lead.accepts(frame):
+            if group.rank_series.overtaken_by(frame):
+                group = self.state.groups[name] = _Group(rank_series=group.rank_series)
+            if not group.rank_series.accepts(frame):
                 continue
-            for step, rate in group.lead.points(frame, name):
+            for step, rate in group.rank_series.points(frame, name):
                 zeros[step] = zeros.get(step, True) and rate == 0
                 yield from self._point(name, group, step, rate, at)
         for step, zero in sorted(zeros.items()):
@@ -323,10 +323,10 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
             subject=Subject(kind="learning_rate", name=name),
             reason=reason,
             first_step=step,
-            first_rank=group.lead.rank,
+            first_rank=group.rank_series.rank,
             severity=severity,
             facts=tuple(facts),
-            series=group.lead.series(name, limit=limit),
+            series=group.rank_series.series(name, limit=limit),
         )
 
 

@@ -272,12 +272,15 @@ class LossDiverged(SeriesRule[LossDivergedParams, _State]):
     def restarted(self) -> _State:
         state = self.state
         return _State(
-            lead=state.lead, classes=state.classes, updates=state.updates, ruin=state.ruin
+            rank_series=state.rank_series,
+            classes=state.classes,
+            updates=state.updates,
+            ruin=state.ruin,
         )
 
     def points(self, frame: StepFrame) -> Iterable[tuple[int, float]]:
         losses = self.state.losses.losses(frame)
-        return self.state.lead.new(frame, losses) if losses else ()
+        return self.state.rank_series.new(frame, losses) if losses else ()
 
     def on_value(self, step: int, value: float, at: Moment) -> Outcomes:
         if at.run.acts:
@@ -388,7 +391,7 @@ class LossDiverged(SeriesRule[LossDivergedParams, _State]):
             subject=Subject(kind="loss", name="loss"),
             reason=reason,
             first_step=step,
-            first_rank=state.lead.rank,
+            first_rank=state.rank_series.rank,
             remedy="Check that the loss has the right sign, and that each of its terms (such as a "
             "logarithm of a variance or a density) is bounded.",
             severity="warning",
@@ -397,7 +400,7 @@ class LossDiverged(SeriesRule[LossDivergedParams, _State]):
                 fact("loss", now, limit=limit),
                 fact("first_loss", self._first()),
             ),
-            series=state.lead.series("loss", limit=limit),
+            series=state.rank_series.series("loss", limit=limit),
         )
 
     def _evaluate(self, step: int, median: float) -> Outcomes:
@@ -493,7 +496,7 @@ class LossDiverged(SeriesRule[LossDivergedParams, _State]):
             f"{params.for_steps} losses is {median:.4g} after {lost.lowest:.4g} at step "
             f"{lost.lowest_step}, from {start:.4g} at first; for {lost.above_low:,} losses now",
             first_step=lost.since,
-            first_rank=state.lead.rank,
+            first_rank=state.rank_series.rank,
             onset_ms=lost.since_ms,
             severity="critical" if critical else None,
             stop_worthy=critical,
@@ -504,7 +507,7 @@ class LossDiverged(SeriesRule[LossDivergedParams, _State]):
                 fact("start", start),
                 fact("lost_for", lost.above_low, unit="losses"),
             ),
-            series=state.lead.series("loss", limit=level),
+            series=state.rank_series.series("loss", limit=level),
             explanation="the share is the rise since the lowest median, of the fall from the "
             "start to it; the start of a cross-entropy is what a guess costs",
         )
@@ -531,7 +534,7 @@ class LossDiverged(SeriesRule[LossDivergedParams, _State]):
             reason=f"the median of the last {over} losses is {median:.4g}, {times:,.0f} times the "
             f"reference of {reference:.4g}; above the limit since step {first}",
             first_step=first,
-            first_rank=state.lead.rank,
+            first_rank=state.rank_series.rank,
             onset_ms=state.high_ms if state.high_since is not None else None,
             severity="critical" if critical else None,
             stop_worthy=critical,
@@ -542,7 +545,7 @@ class LossDiverged(SeriesRule[LossDivergedParams, _State]):
                 fact("factor", times, limit=factor),
                 fact("median_over", over, unit="losses"),
             ),
-            series=state.lead.series("loss", limit=limit),
+            series=state.rank_series.series("loss", limit=limit),
             explanation="the reference is the lowest running median, or, of a cross-entropy, "
             "what a guess costs; one factor is its size or the losses' spread, whichever is "
             "larger",

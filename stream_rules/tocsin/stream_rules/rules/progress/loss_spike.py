@@ -124,7 +124,7 @@ class LossSpike(SeriesRule[LossSpikeParams, _State]):
 
     def points(self, frame: StepFrame) -> Iterable[tuple[int, float]]:
         losses = self.state.losses.losses(frame)
-        return self.state.lead.new(frame, losses) if losses else ()
+        return self.state.rank_series.new(frame, losses) if losses else ()
 
     def on_value(self, step: int, value: float, at: Moment) -> Outcomes:
         if at.run.acts:
@@ -225,7 +225,7 @@ class LossSpike(SeriesRule[LossSpikeParams, _State]):
             reason=f"the loss has jumped from {state.median:.4g} to {state.peak:.4g} at step "
             f"{state.high_since}, and is above {limit:.4g} for {state.count} losses{since}",
             first_step=state.high_since,
-            first_rank=state.lead.rank,
+            first_rank=state.rank_series.rank,
             onset_ms=state.high_ms,
             severity="critical" if ruined else None,
             facts=(
@@ -235,7 +235,7 @@ class LossSpike(SeriesRule[LossSpikeParams, _State]):
                 fact("above_for", state.count, unit="losses"),
                 fact("state", "unrecovered" if unrecovered else "lasting" if lasts else "new"),
             ),
-            series=state.lead.series("loss", limit=limit),
+            series=state.rank_series.series("loss", limit=limit),
             explanation="the limit comes from the median and the spread of the losses before "
             "the spike; it is over when three losses in a row are below",
         )

@@ -35,7 +35,7 @@ from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Fact, Series, Subject
 from tocsin.schemas.records.runs import DataLoaderSeen, RunData, RunStarted
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import SERIES_POINTS, RankSeries
+from tocsin.stream_rules.reading.rank_series import SERIES_POINTS, RankSeries, StoredRankSeries
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar
 
 _DEVICE: Final = ("forward_device_s", "backward_device_s", "optimizer_device_s")
@@ -85,7 +85,7 @@ class _Loader:
 
 @dataclass(slots=True)
 class _State:
-    lead: RankSeries = field(default_factory=RankSeries)
+    rank_series: StoredRankSeries = field(default_factory=RankSeries)
     loader: _Loader | None = None
     node_of: dict[int, str] = field(default_factory=dict)
     seen: int = 0
@@ -145,7 +145,7 @@ class Dataloader(Rule[DataloaderParams, _State]):
         elif (
             isinstance(data, DataLoaderSeen)
             and data.mode == "train"
-            and (state.lead.rank is None or data.rank <= state.lead.rank)
+            and (state.rank_series.rank is None or data.rank <= state.rank_series.rank)
         ):
             state.loader = _Loader(
                 data.workers,
@@ -160,12 +160,16 @@ class Dataloader(Rule[DataloaderParams, _State]):
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state = self.state
-        if state.lead.overtaken_by(frame):
+        if state.rank_series.overtaken_by(frame):
             loader, nodes, said = state.loader, state.node_of, state.said
             state = self.state = _State(
-                lead=state.lead, loader=loader, node_of=nodes, starving=state.starving, said=said
+                rank_series=state.rank_series,
+                loader=loader,
+                node_of=nodes,
+                starving=state.starving,
+                said=said,
             )
-        if not state.lead.accepts(frame):
+        if not state.rank_series.accepts(frame):
             return
         self._time_on_device(frame)
         waits, times = frame.column("data_wait_s"), frame.column("step_time_s")
@@ -175,7 +179,7 @@ class Dataloader(Rule[DataloaderParams, _State]):
         for step, wait, time in zip(
             frame.steps.tolist(), waits.tolist(), times.tolist(), strict=True
         ):
-            if not (wait >= 0 and 0 < time < float("inf")) or not state.lead.add(step, wait):
+            if not (wait >= 0 and 0 < time < float("inf")) or not state.rank_series.add(step, wait):
                 continue
             state.seen += 1
             if state.seen > _FIRST:
@@ -187,9 +191,9 @@ class Dataloader(Rule[DataloaderParams, _State]):
         self._reset()
         # A step that waits for little begins no starvation.
         if long or state.starving:
-            yield from self._evaluate(state.lead.last_step)
+            yield from self._evaluate(state.rank_series.last_step)
         if state.seen > _FIRST:
-            yield from self._advise(state.lead.last_step)
+            yield from self._advise(state.rank_series.last_step)
 
     def _time_on_device(self, frame: StepFrame) -> None:
         """What the GPU itself worked, each tenth step; it comes some steps later."""
@@ -266,11 +270,11 @@ class Dataloader(Rule[DataloaderParams, _State]):
         return Finding(
             about="starvation",
             branch="starvation",
-            subject=Subject(kind="rank", name=f"rank {state.lead.rank}"),
+            subject=Subject(kind="rank", name=f"rank {state.rank_series.rank}"),
             reason=f"{share:.0f} % of the step time is spent waiting for the next batch: "
             f"{1000 * wait_s:,.0f} ms a step over {window} steps",
             first_step=state.steps[-window],
-            first_rank=state.lead.rank,
+            first_rank=state.rank_series.rank,
             severity=None if grave else "info",
             remedy=remedy,
             facts=tuple(facts),
@@ -285,7 +289,7 @@ class Dataloader(Rule[DataloaderParams, _State]):
 
     def _ranks(self) -> int:
         """How many ranks share the cores of the leading rank's node."""
-        here = self.state.node_of.get(self.state.lead.rank or 0, "")
+        here = self.state.node_of.get(self.state.rank_series.rank or 0, "")
         return max(1, sum(node == here for node in self.state.node_of.values()))
 
     def _advise(self, step: int) -> Outcomes:
@@ -331,10 +335,10 @@ class Dataloader(Rule[DataloaderParams, _State]):
         return Finding(
             about=branch,
             branch=branch,
-            subject=Subject(kind="rank", name=f"rank {self.state.lead.rank}"),
+            subject=Subject(kind="rank", name=f"rank {self.state.rank_series.rank}"),
             reason=reason,
             first_step=step,
-            first_rank=self.state.lead.rank,
+            first_rank=self.state.rank_series.rank,
             severity="info",
             remedy=remedy,
             facts=(fact, *_facts(loader)),

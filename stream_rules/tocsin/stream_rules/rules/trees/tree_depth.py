@@ -21,7 +21,7 @@ from pydantic import Field
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcome, Outcomes, fact
-from tocsin.stream_rules.reading.rank_series import RankSeries
+from tocsin.stream_rules.reading.rank_series import RankSeries, StoredRankSeries
 from tocsin.stream_rules.reading.tensor_rows import Doubles, named
 from tocsin.stream_rules.rule import Params, RuleMeta, scalar, tensors
 from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
@@ -39,7 +39,7 @@ class TreeDepthParams(Params):
 
 @dataclass(slots=True)
 class _State(RowState):
-    lead: RankSeries = field(default_factory=RankSeries)
+    rank_series: StoredRankSeries = field(default_factory=RankSeries)
     deepest: RankSeries = field(default_factory=RankSeries)
     first_step: int | None = None
     first_ms: int = 0
@@ -85,9 +85,9 @@ class TreeDepth(TensorRowRule[TreeDepthParams, _State]):
         )
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        if not self.state.lead.accepts(frame):
+        if not self.state.rank_series.accepts(frame):
             return
-        for step, depth in self.state.lead.points(frame, SCALAR):
+        for step, depth in self.state.rank_series.points(frame, SCALAR):
             if np.isfinite(depth):
                 yield self._evaluate(step, f"step {step}", depth, 0, (), frame.origin.rank, at)
 
