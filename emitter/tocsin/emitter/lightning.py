@@ -17,8 +17,7 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, Unpack
 
 import torch
 
@@ -76,19 +75,8 @@ class TocsinCallback(_Base):  # type: ignore[valid-type, misc]  # found when it 
         ConfigurationError: an argument or the configuration is wrong.
     """
 
-    def __init__(
-        self,
-        *,
-        run_id: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        config: str | Path | None = None,
-        services: bool = True,
-        capture: Mapping[str, object] | None = None,
-    ) -> None:
+    def __init__(self, **options: Unpack[Options]) -> None:
         super().__init__()
-        options = Options(
-            run_id=run_id, labels=labels, config=config, services=services, capture=capture
-        )
         self._framework = Framework("lightning", options)
         self._logged: int | None = None
         self._saving = False

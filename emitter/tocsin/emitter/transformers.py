@@ -13,8 +13,7 @@ exits with code 79.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Unpack
 
 from tocsin.emitter.integrations.callbacks import Framework, Options, loss_among
 from tocsin.emitter.run import Run
@@ -44,18 +43,7 @@ class TocsinCallback(TrainerCallback):  # type: ignore[misc]  # transformers has
         ConfigurationError: an argument or the configuration is wrong.
     """
 
-    def __init__(
-        self,
-        *,
-        run_id: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        config: str | Path | None = None,
-        services: bool = True,
-        capture: Mapping[str, object] | None = None,
-    ) -> None:
-        options = Options(
-            run_id=run_id, labels=labels, config=config, services=services, capture=capture
-        )
+    def __init__(self, **options: Unpack[Options]) -> None:
         self._framework = Framework("transformers", options)
         self._stopping = self._saving = False
 

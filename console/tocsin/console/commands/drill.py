@@ -13,6 +13,8 @@ from tocsin.console.commands.options import (
     BusOption,
     ConfigOption,
     JsonOption,
+    NotifyOption,
+    ReceiversArgument,
 )
 from tocsin.schemas.exit_codes import FAILED
 
@@ -23,24 +25,10 @@ def register(app: typer.Typer) -> None:
 
 
 def drill(
-    receivers: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="RECEIVER",
-            help="Receivers of the configuration [default: all].",
-            show_default=False,
-        ),
-    ] = None,
+    receivers: ReceiversArgument = None,
     config: ConfigOption = None,
     bus: BusOption = None,
-    notify: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--notify",
-            metavar="URL|ADDRESS",
-            help="Send to this address instead, as tocsin run --notify does; may be repeated.",
-        ),
-    ] = None,
+    notify: NotifyOption = None,
     allow_cidr: AllowCidrOption = None,
     allow_command: AllowCommandOption = None,
     timeout: Annotated[

@@ -12,6 +12,8 @@ from tocsin.console.commands.options import (
     AllowCommandOption,
     BusOption,
     ConfigOption,
+    NotifyOption,
+    ReceiversArgument,
 )
 
 
@@ -28,24 +30,10 @@ def register(app: typer.Typer) -> None:
 
 
 def check(
-    receivers: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="RECEIVER",
-            help="Receivers of the configuration [default: all].",
-            show_default=False,
-        ),
-    ] = None,
+    receivers: ReceiversArgument = None,
     config: ConfigOption = None,
     bus: BusOption = None,
-    notify: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--notify",
-            metavar="URL|ADDRESS",
-            help="Notify this address instead, as tocsin run --notify does; may be repeated.",
-        ),
-    ] = None,
+    notify: NotifyOption = None,
     http: Annotated[
         str,
         typer.Option("--http", metavar="HOST:PORT", help="Listen for heartbeats at this address."),

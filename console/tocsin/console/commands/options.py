@@ -17,6 +17,22 @@ ConfigOption = Annotated[
         show_default=False,
     ),
 ]
+ReceiversArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RECEIVER",
+        help="Receivers of the configuration [default: all].",
+        show_default=False,
+    ),
+]
+NotifyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--notify",
+        metavar="URL|ADDRESS",
+        help="Send to this address instead, as tocsin run --notify does; may be repeated.",
+    ),
+]
 BusOption = Annotated[
     str | None,
     typer.Option(

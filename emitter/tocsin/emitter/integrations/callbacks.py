@@ -43,8 +43,8 @@ EVALUATION_LOSSES: Final = ("loss", "val_loss", "valid_loss", "validation_loss",
 """What a loss is called where an evaluation has several numbers."""
 
 
-class Options(TypedDict):
-    """The arguments of `start` that a callback takes."""
+class Options(TypedDict, total=False):
+    """The arguments of `start`, which each callback takes."""
 
     run_id: str | None
     labels: Mapping[str, str] | None
