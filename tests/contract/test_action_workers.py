@@ -173,7 +173,7 @@ async def test_what_failed_is_sent_once_more_and_never_twice(bus: Bus, topics: T
             )
             result = await again(bus, topics)
             assert result.sent == []
-            assert as_text(result, asked=True)[0].endswith("it is delivered already")
+            assert as_text(result, single=True)[0].endswith("it is delivered already")
             with pytest.raises(ConfigurationError, match="no dead letters to 'mail'"):
                 await redrive(bus, topics, None, receiver="mail", by="ana", now_ms=1)
     sent = Counter(server.ids())

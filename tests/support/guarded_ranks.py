@@ -74,7 +74,7 @@ def rank_main(folder: Path, rank: int) -> None:
     torch.set_num_threads(1)
     rank_module.CONFIRMATION_WAIT_S = 60.0  # type: ignore[misc]  # a test's machine is busy
     # Where ranks do not make the same steps.
-    rank_agreement.HEARD_PATIENCE_S = 1.0  # type: ignore[misc]  # shorter for this test
+    rank_agreement.STOP_PATIENCE_S = 1.0  # type: ignore[misc]  # shorter for this test
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
     found = []
     for kind in ("ddp", "alone", "apart"):

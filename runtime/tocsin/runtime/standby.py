@@ -88,7 +88,7 @@ class NewestRecords:
             for partition, kept in self._kept.items()
         }
 
-    def saw(self, records: Iterable[Record]) -> frozenset[Partition]:
+    def add(self, records: Iterable[Record]) -> frozenset[Partition]:
         """Take records in, in order per partition. The partitions that had to be dropped."""
         for record in records:
             kept = self._kept.get(record.partition)
@@ -207,7 +207,7 @@ class Standby:
                 if self._reader is None:
                     await asyncio.sleep(_POLL_S)
                 else:
-                    await self._saw(await self._reader.poll(timeout_s=_POLL_S))
+                    await self._add(await self._reader.poll(timeout_s=_POLL_S))
             except BusError as error:
                 logger.debug(
                     "the states of others cannot be read ahead now",
@@ -237,8 +237,8 @@ class Standby:
             if starts := self._kept.starts():
                 self._reader = await self._bus.reader(starts)
 
-    async def _saw(self, records: Sequence[Record]) -> None:
-        dropped = self._kept.saw(records)
+    async def _add(self, records: Sequence[Record]) -> None:
+        dropped = self._kept.add(records)
         self._left_out |= dropped
         if dropped:
             logger.warning(

@@ -157,11 +157,11 @@ class RulesService(Service):
     def restore(self, partition: int, records: Sequence[Record]) -> None:
         for record in records:
             if record.partition.topic == self._topics.runs:
-                self._saw_view(record)
+                self._apply_view(record)
             elif record.partition.topic == self._topics.telemetry:
                 self.engine.references.read(record)
             else:
-                self._saved.saw(partition, record)
+                self._saved.apply(partition, record)
 
     def consult(self, records: Sequence[Record]) -> None:
         for record in records:
@@ -261,11 +261,11 @@ class RulesService(Service):
         for record in records:
             # A state comes before the records that go on from it, whatever the order of reading.
             if record.partition.topic == self._topics.runs:
-                self._saw_view(record)
+                self._apply_view(record)
             elif record.partition.topic == self._topics.telemetry:
                 telemetry.append(record)
             elif not self.engine.has(record.partition.number, record.key.partition(b"/")[0]):
-                self._saved.saw(record.partition.number, record)
+                self._saved.apply(record.partition.number, record)
         began_s = self._times.wall_s()
         for record in telemetry:
             number = record.partition.number
@@ -431,7 +431,7 @@ class RulesService(Service):
             gone.append(Outgoing(control, detail_request_key(run_id).encode(), None))
         return gone
 
-    def _saw_view(self, record: Record) -> None:
+    def _apply_view(self, record: Record) -> None:
         views = self._views.setdefault(record.partition.number, {})
         views.pop(record.key, None)
         if record.value is not None:

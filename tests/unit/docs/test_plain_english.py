@@ -126,17 +126,20 @@ PRIVATE = frozenset({"Beside", "CloserLooks", "Said", "Speaker", "Told", "Watche
 
 
 VERBS = frozenset(
-    {"asked", "begin", "forget", "hear", "heard", "judge", "look", "odd", "of", "say", "take"}
-    | {"tell", "told"}
+    {"asked", "begin", "forget", "gave", "hear", "heard", "judge", "look", "odd", "of", "said"}
+    | {"saw", "say", "take", "tell", "told", "took"}
 )
 """With these no function's name begins: other words say which of their senses is meant."""
+
+PARTICIPLES = frozenset({"asked", "heard", "said", "taken", "told"})
+"""No parameter is named so: another word says what it is."""
 
 USUAL = frozenset({"take_back", "take_over", "tell"})
 """But for these, of which the last is what files have."""
 
 
 def private_names(source: str) -> list[str]:
-    """The classes and functions of a module whose names are private vocabulary."""
+    """The classes, functions and parameters of a module whose names are private vocabulary."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef) and node.name.lstrip("_") in PRIVATE:
@@ -145,14 +148,16 @@ def private_names(source: str) -> list[str]:
             name = node.name.lstrip("_")
             if name.partition("_")[0] in VERBS and name not in USUAL:
                 found.append(node.name)
+        elif isinstance(node, ast.arg) and node.arg.lstrip("_") in PARTICIPLES:
+            found.append(node.arg)
     return found
 
 
 def test_private_names_are_found() -> None:
-    source = "class _Told: ...\nclass Reported: ...\ndef take_in(): ...\ndef take_over(): ..."
-    assert private_names(source) == ["_Told", "take_in"]
+    source = "class _Told: ...\nclass Reported: ...\ndef take_in(): ...\ndef take_over(told): ..."
+    assert private_names(source) == ["_Told", "take_in", "told"]
 
 
-def test_no_class_and_no_function_has_a_private_name() -> None:
+def test_no_class_function_or_parameter_has_a_private_name() -> None:
     found = {path.stem: private_names(path.read_text()) for path in SOURCES}
     assert {name: classes for name, classes in found.items() if classes} == {}

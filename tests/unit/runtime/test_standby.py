@@ -75,14 +75,14 @@ def test_a_restore_from_a_standby_is_one_from_the_topic(written: list[Written], 
     ]
     newest = NewestRecords(build_rules_service(TOPICS).order_of, limit_bytes=MUCH)
     newest.follow({PLACE})
-    newest.saw(records[:seen])
+    newest.add(records[:seen])
     ahead = newest.pop({PLACE}).get(PLACE, Ahead((), 0))
 
     whole, resumed = SavedStates(), SavedStates()
     for record in records:
-        whole.saw(7, record)
+        whole.apply(7, record)
     for record in (*ahead.records, *records[ahead.position :]):
-        resumed.saw(7, record)
+        resumed.apply(7, record)
 
     assert resumed.outlived(7, "gpt") == whole.outlived(7, "gpt")
     assert resumed.pop(7, "gpt") == whole.pop(7, "gpt")
@@ -91,8 +91,8 @@ def test_a_restore_from_a_standby_is_one_from_the_topic(written: list[Written], 
 def test_the_highest_order_counts_and_of_equals_the_last() -> None:
     newest = NewestRecords(by_length, limit_bytes=MUCH)
     newest.follow({PLACE})
-    newest.saw([state(0, b"a", b"222"), state(1, b"a", b"11"), state(2, b"b", b"1")])
-    newest.saw([state(5, b"b", b"2"), state(6, b"c", b"1"), state(7, b"c", None)])
+    newest.add([state(0, b"a", b"222"), state(1, b"a", b"11"), state(2, b"b", b"1")])
+    newest.add([state(5, b"b", b"2"), state(6, b"c", b"1"), state(7, b"c", None)])
     assert newest.starts() == {PLACE: From.offset(8)}
     assert kept(newest) == {b"a": [0, 1], b"b": [5]}, (
         "the last of a key, too, where it is not the newest"
@@ -103,10 +103,10 @@ def test_the_highest_order_counts_and_of_equals_the_last() -> None:
 def test_over_the_limit_the_largest_partition_is_left_out_whole() -> None:
     newest = NewestRecords(by_length, limit_bytes=4_000)
     newest.follow({PLACE, OTHER})
-    assert not newest.saw([state(0, b"a", bytes(1_000)), state(0, b"b", bytes(900), OTHER)])
-    assert newest.saw([state(1, b"c", bytes(1_000))]) == {PLACE}
+    assert not newest.add([state(0, b"a", bytes(1_000)), state(0, b"b", bytes(900), OTHER)])
+    assert newest.add([state(1, b"c", bytes(1_000))]) == {PLACE}
     assert newest.partitions == {OTHER}
-    newest.saw([state(2, b"d", bytes(1_000))])
+    newest.add([state(2, b"d", bytes(1_000))])
     assert PLACE not in newest.pop({PLACE}), "it is read from its beginning then"
     assert kept(newest, OTHER) == {b"b": [0]}
 
@@ -115,23 +115,23 @@ def test_what_is_replaced_makes_room() -> None:
     newest = NewestRecords(by_length, limit_bytes=4_000)
     newest.follow({PLACE})
     for offset in range(50):
-        assert not newest.saw([state(offset, b"a", bytes(1_000 + offset))])
-    newest.saw([state(50, b"a", None)])
+        assert not newest.add([state(offset, b"a", bytes(1_000 + offset))])
+    newest.add([state(50, b"a", None)])
     assert newest.size_bytes == 0
 
 
 def test_a_log_that_starts_again_is_another_one() -> None:
     newest = NewestRecords(by_length, limit_bytes=MUCH)
     newest.follow({PLACE})
-    newest.saw([state(8, b"a", b"1"), state(9, b"b", b"1")])
-    newest.saw([state(0, b"c", b"1")])
+    newest.add([state(8, b"a", b"1"), state(9, b"b", b"1")])
+    newest.add([state(0, b"c", b"1")])
     assert kept(newest) == {b"c": [0]}
 
 
 def test_partitions_that_are_followed_no_more_are_dropped() -> None:
     newest = NewestRecords(by_length, limit_bytes=MUCH)
     newest.follow({PLACE, OTHER})
-    newest.saw([state(3, b"a", b"1"), state(4, b"a", b"1", OTHER)])
+    newest.add([state(3, b"a", b"1"), state(4, b"a", b"1", OTHER)])
     newest.follow({OTHER})
     assert newest.starts() == {OTHER: From.offset(5)}
     newest.follow({PLACE, OTHER})

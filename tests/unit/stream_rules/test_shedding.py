@@ -209,7 +209,7 @@ def test_only_finite_summaries_of_the_steps_and_tiers_that_were_decided_are_left
 ) -> None:
     shedding, out = Shedding(), set[tuple[Tier, int]]()
     for tier, steps, begins in changes:
-        shedding.saw(shedding.top_step + steps)
+        shedding.note_step(shedding.top_step + steps)
         top = shedding.top_step
         out = {one for one in out if one[0] != tier or one[1] <= top}
         if begins and tier not in shedding.tiers:
@@ -226,7 +226,7 @@ def test_a_span_that_goes_on_is_not_forgotten_for_later_ones() -> None:
     shedding = Shedding()
     shedding.start(2, "much of it")
     for step in range(2 * MAX_SPANS):
-        shedding.saw(step)
+        shedding.note_step(step)
         shedding.start(1, "more")
         shedding.end(1)
     assert len(shedding.spans) == MAX_SPANS

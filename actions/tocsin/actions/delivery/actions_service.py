@@ -362,7 +362,7 @@ class ActionsService(Service):
             self._writer.change(self._notices.continued(before, now_ms, result.instead), now_ms)
             return
         if result.outcome is None:
-            gave_up = self._stops.gave_up(before, now_ms)
+            gave_up = self._stops.give_up(before, now_ms)
             self._writer.change(self._notices.ended([gave_up], now_ms), now_ms)
             return
         entry, decision = self._stops.answered(before, result.outcome, now_ms)

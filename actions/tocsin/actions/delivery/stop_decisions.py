@@ -87,7 +87,7 @@ class StopDecisions:
         run = self._runs.get(stop.run_id)
         return run is not None and why_over(run, stop.incarnation) is not None
 
-    def gave_up(self, stop: Delivery, now_ms: int) -> Change:
+    def give_up(self, stop: Delivery, now_ms: int) -> Change:
         """What becomes of a stop whose time is up, or after which the run has ended."""
         change = self._changed(stop, now_ms) if stop.attempts > 0 else None
         if change is not None:

@@ -118,12 +118,12 @@ def _seen(seen: JobSeen) -> Outcome:
     return Outcome(later=text, backend="running" if seen.state == "running" else "unknown")
 
 
-def _outcome(asked: StopAsked) -> Outcome:
-    text = clip(asked.reason, 300)
-    if asked.result == "accepted":
+def _outcome(answer: StopAsked) -> Outcome:
+    text = clip(answer.reason, 300)
+    if answer.result == "accepted":
         return Outcome(later=text, backend="asked")
-    if asked.result == "refused":
+    if answer.result == "refused":
         return Outcome(forbidden=text, backend="refused")
-    later_ms = asked.retry_after_ms
+    later_ms = answer.retry_after_ms
     wait = None if later_ms is None else str(-(-later_ms // 1000))
     return Outcome(later=text, backend="unknown", retry_after=wait)

@@ -106,12 +106,12 @@ def serve(source: BusSource) -> None:
     asyncio.run(run())
 
 
-def _result(told: ToolAnswer, *, failed: bool = False) -> types.CallToolResult:
-    answer = marked(told.data, told.own)
-    text = fenced(answer, f"tocsin-{secrets.token_hex(8)}")
+def _result(answer: ToolAnswer, *, failed: bool = False) -> types.CallToolResult:
+    content = marked(answer.data, answer.own)
+    text = fenced(content, f"tocsin-{secrets.token_hex(8)}")
     return types.CallToolResult(
         content=[types.TextContent(type="text", text=text)],
-        structured_content=answer,
+        structured_content=content,
         is_error=failed,
     )
 

@@ -250,8 +250,8 @@ async def _named(source: DataSource, text: str | None) -> str | None:
     return (await find_run(source, text)).run_id
 
 
-def _listing(key: str, cursor: str | None, told: Sequence[Facts], now_ms: int) -> Facts:
-    return {**_VERSIONED, "as_of": time_of(now_ms), "next": cursor, key: list(told)}
+def _listing(key: str, cursor: str | None, entries: Sequence[Facts], now_ms: int) -> Facts:
+    return {**_VERSIONED, "as_of": time_of(now_ms), "next": cursor, key: list(entries)}
 
 
 def _since(text: str | None, now_ms: int) -> int | None:

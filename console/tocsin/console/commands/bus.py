@@ -218,7 +218,7 @@ def bus_redrive(
     if json_output:
         typer.echo(as_json(result))
     else:
-        typer.echo("\n".join(as_text(result, asked=letter is not None)))
+        typer.echo("\n".join(as_text(result, single=letter is not None)))
 
 
 def _dead_letters(config: Path | None, bus: str | None) -> Contents:

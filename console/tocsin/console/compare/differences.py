@@ -62,7 +62,7 @@ def _configuration(first: RunNumbers, second: RunNumbers) -> Iterator[Difference
 
 
 def _program(numbers: RunNumbers) -> Mapping[str, str]:
-    said = list(numbers.said())
+    said = list(numbers.events())
     started = [one for one in said if isinstance(one, RunStarted)]
     trainer = next((one for one in started if one.role == "trainer"), None)
     view = numbers.run.view
@@ -107,7 +107,7 @@ def _data(first: RunNumbers, second: RunNumbers) -> Iterator[Difference]:
 
 def _loaders(numbers: RunNumbers) -> Mapping[str, str]:
     found: dict[str, str] = {}
-    for one in numbers.said():
+    for one in numbers.events():
         if isinstance(one, DataLoaderSeen) and one.rank == numbers.first_rank:
             name = f"{one.mode} data"
             found.setdefault(f"data set of the {name}", one.dataset)
@@ -121,7 +121,7 @@ def _first_inputs(
     numbers: RunNumbers,
 ) -> Mapping[tuple[str, int], Sequence[tuple[str, float]]]:
     found: dict[tuple[str, int], Sequence[tuple[str, float]]] = {}
-    for one in numbers.said():
+    for one in numbers.events():
         if isinstance(one, LayerInputsSeen):
             what = f"input of {plain_line(one.layer)}"
             found.setdefault(

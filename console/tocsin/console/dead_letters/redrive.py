@@ -90,11 +90,11 @@ async def redrive(
     return result
 
 
-def as_text(result: Redriven, *, asked: bool) -> list[str]:
-    """What happened, line by line; with `asked` why each of the others was not sent, too."""
+def as_text(result: Redriven, *, single: bool) -> list[str]:
+    """What happened, line by line; with `single` why each of the others was not sent, too."""
     many = f"{len(result.sent):,} dead letter{'s' * (len(result.sent) != 1)}"
     lines = [f"{many} to be sent once more, by the next worker that is up"] if result.sent else []
-    if asked or not result.sent:
+    if single or not result.sent:
         lines += [f"{one}: not sent, {why}" for one, why in result.skipped.items()]
     elif result.skipped:
         lines.append(

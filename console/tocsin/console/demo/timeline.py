@@ -39,7 +39,7 @@ class Moment:
 
 
 def timeline(
-    told: Iterable[TimelineEntry],
+    entries: Iterable[TimelineEntry],
     received: Sequence[Received],
     mails: Sequence[Mail] = (),
     *,
@@ -53,7 +53,7 @@ def timeline(
     """
     moments: list[Moment] = []
     issue_ids = set()
-    for record in told:
+    for record in entries:
         value = record.value
         if isinstance(value, StepFrame) and value.mode == "train":
             for step, at_us in zip(value.steps.tolist(), value.at_us.tolist(), strict=True):

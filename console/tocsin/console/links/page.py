@@ -75,7 +75,7 @@ class Button:
 
 
 def page_of(
-    case: Case | None, buttons: Sequence[Button] = (), *, person: str = "", said: str = ""
+    case: Case | None, buttons: Sequence[Button] = (), *, person: str = "", message: str = ""
 ) -> str:
     """The page of an issue, or without one, only its text."""
     issue = None if case is None else case.issue
@@ -84,7 +84,7 @@ def page_of(
     return _template().render(
         # Ours, and its hash is in the policy: not escaped.
         style=_STYLE,
-        said=said,
+        said=message,
         message=None if issue is None else message_of(issue),
         lines=[plain_line(answer.text) for answer in answers],
         stops=[f"The stop waits: {plain_line(stop.reason)}" for stop in waiting],

@@ -107,12 +107,12 @@ class LinkPages:
                 return await self._act(await self._pressed(request), link)
             return await self._show(link)
         except RefusedError as refusal:
-            return self._response(refusal.status, "refused", page_of(None, said=refusal.text))
+            return self._response(refusal.status, "refused", page_of(None, message=refusal.text))
         except (BusError, TimeoutError) as error:
             reason = clip(str(error), 300) or "out of time"
             logger.warning("link not served", extra={"action": "link", "reason": reason})
             said = "The bus does not answer now. Try again later."
-            return self._response(503, "refused", page_of(None, said=said))
+            return self._response(503, "refused", page_of(None, message=said))
 
     async def _show(self, link: Link) -> web.Response:
         async with self._alone, asyncio.timeout(_BUS_S):
@@ -133,7 +133,7 @@ class LinkPages:
                 raise RefusedError(409, why_not or "")
             await self._publish(link, decision_of(link, case.issue, self._clock.now_ms()))
         logger.info("answered by link: %s", link.verb, extra={"action": "link", "by": link.person})
-        return self._response(200, "answered", page_of(None, said=f"Done: {TEXTS[link.verb]}."))
+        return self._response(200, "answered", page_of(None, message=f"Done: {TEXTS[link.verb]}."))
 
     def _response(self, status: int, result: str, text: str) -> web.Response:
         from aiohttp import web

@@ -20,9 +20,13 @@ _CURVES = (("loss", "Loss"), ("gradient_norm", "Gradient norm"), ("step_time_s",
 
 
 def compare_content(
-    first: Run | None, second: Run | None, asked: tuple[str, str], known: Sequence[str], said: str
+    first: Run | None,
+    second: Run | None,
+    run_ids: tuple[str, str],
+    known: Sequence[str],
+    message: str,
 ) -> Content:
-    """The page; reads both runs, so it blocks. `said` is why there is nothing to compare."""
+    """The page; reads both runs, so it blocks. `message` is why there is nothing to compare."""
     comparison = None
     curves: list[tuple[str, str]] = []
     if first is not None and second is not None:
@@ -32,9 +36,9 @@ def compare_content(
         "compare",
         {
             "trouble": "",
-            "asked": asked,
+            "asked": run_ids,
             "known": known[:LISTED],
-            "said": said,
+            "said": message,
             "comparison": comparison,
             "differences": [] if comparison is None else comparison.differences[:DIFFERENCES],
             "measures": [] if comparison is None else _measures(comparison),

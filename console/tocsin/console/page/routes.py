@@ -331,14 +331,14 @@ class Routes:
                 secure=request.headers.get("x-forwarded-proto") == "https",
             )
             return answer
-        return HTMLResponse(self._login_page("/", said=said), status)
+        return HTMLResponse(self._login_page("/", message=said), status)
 
-    def _login_page(self, target: str, *, again: bool = False, said: str = "") -> str:
+    def _login_page(self, target: str, *, again: bool = False, message: str = "") -> str:
         return fragment(
             "login",
             next=own_path(target),
             again=again,
-            said=said,
+            said=message,
             person="",
             csrf=self._site.access.csrf,
         )

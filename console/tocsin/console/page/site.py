@@ -243,13 +243,13 @@ class Site:
             live=False,
         )
 
-    def _compared(self, asked: tuple[str, str], known: Sequence[str]) -> Content:
+    def _compared(self, run_ids: tuple[str, str], known: Sequence[str]) -> Content:
         """Read in the order of the names: two viewers must not wait for each other's run."""
-        low, high = sorted(asked)
+        low, high = sorted(run_ids)
 
         def with_both(one: Run, other: Run) -> Content:
             runs = {low: one, high: other}
-            return compare_content(runs[asked[0]], runs[asked[1]], asked, known, "")
+            return compare_content(runs[run_ids[0]], runs[run_ids[1]], run_ids, known, "")
 
         try:
             return self.numbers.read_known(
@@ -260,7 +260,7 @@ class Site:
                 ),
             )
         except (UnknownRun, StoreError, BusError) as error:
-            return compare_content(None, None, asked, known, f"{error}")
+            return compare_content(None, None, run_ids, known, f"{error}")
 
     async def report(self, run_id: str) -> str:
         """The report of a run as one HTML file. Raises MissingPage: no numbers of it are kept."""
@@ -296,15 +296,15 @@ class Site:
             live=False,
         )
 
-    def tensors(self, run_id: str, asked: Asked) -> View:
+    def tensors(self, run_id: str, query: Asked) -> View:
         """The tensors of a run. Raises MissingPage."""
 
         def content(shot: Snapshot, run: Run | None) -> Content:
             marks = marks_of(shot.raw_issues, shot.incarnation)
-            return tensors_content(run_id, run, asked, marks, shot.trouble)
+            return tensors_content(run_id, run, query, marks, shot.trouble)
 
         return self._part_of_run(
-            run_id, "Tensors", asked.url(run_id), content, scripts=["tensors.js"]
+            run_id, "Tensors", query.url(run_id), content, scripts=["tensors.js"]
         )
 
     def system(self, run_id: str, node: str) -> View:

@@ -71,11 +71,11 @@ class TensorRow:
 
 
 def tensors_content(
-    run_id: str, run: Run | None, asked: Asked, marks: Sequence[Mark], trouble: str
+    run_id: str, run: Run | None, query: Asked, marks: Sequence[Mark], trouble: str
 ) -> Content:
     """The page; reads what it shows, so it blocks."""
     values: dict[str, object] = {
-        "trouble": trouble, "run_id": run_id, "asked": asked, "collections": [], "statistics": [],
+        "trouble": trouble, "run_id": run_id, "asked": query, "collections": [], "statistics": [],
         "ranks": [] if run is None else list(run.ranks()), "heat": "", "rows": [], "found": 0,
         "pages": 1, "previous": "", "next": "", "ribbon": "", "others": {}, "numel": "",
     }  # fmt: skip
@@ -84,20 +84,20 @@ def tensors_content(
     values["collections"] = names
     if run is None or not names:
         return Content("tensors", values)
-    collection = asked.collection if asked.collection in names else _first_of(names)
+    collection = query.collection if query.collection in names else _first_of(names)
     statistics = statistics_of(collections[collection].statistics, collection, names)
-    statistic = asked.statistic if asked.statistic in statistics else statistics[0]
-    asked = replace(asked, collection=collection, statistic=statistic)
+    statistic = query.statistic if query.statistic in statistics else statistics[0]
+    query = replace(query, collection=collection, statistic=statistic)
     values |= {"statistics": statistics}
     try:
-        matrix = matrix_of(run, collection, statistic, asked.rank)
+        matrix = matrix_of(run, collection, statistic, query.rank)
     except NotCaptured:
-        return Content("tensors", {**values, "asked": asked})
-    words = asked.search.lower().split()
+        return Content("tensors", {**values, "asked": query})
+    words = query.search.lower().split()
     kept = [i for i, name in enumerate(matrix.rows) if all(word in name.lower() for word in words)]
     pages = max(1, -(-len(kept) // ROWS))
-    page = min(max(asked.page, 1), pages)
-    asked = replace(asked, page=page)
+    page = min(max(query.page, 1), pages)
+    query = replace(query, page=page)
     shown = kept[(page - 1) * ROWS : page * ROWS]
     rows = [matrix.rows[i] for i in shown]
     if rows:
@@ -106,20 +106,20 @@ def tensors_content(
             unit=_unit(statistic), marks=marks, width=WIDTH * 2, heading=False,
         )  # fmt: skip
     values |= {
-        "asked": asked,
+        "asked": query,
         "found": len(kept),
         "pages": pages,
-        "previous": asked.url(run_id, page=page - 1, tensor=""),
-        "next": asked.url(run_id, page=page + 1, tensor=""),
+        "previous": query.url(run_id, page=page - 1, tensor=""),
+        "next": query.url(run_id, page=page + 1, tensor=""),
         "rows": [
             TensorRow(
-                name, _last(matrix.values[i]), asked.url(run_id, tensor=name), name == asked.tensor
+                name, _last(matrix.values[i]), query.url(run_id, tensor=name), name == query.tensor
             )
             for i, name in zip(shown, rows, strict=True)
         ],
     }
-    if asked.tensor:
-        values |= _one_tensor(run, asked, marks)
+    if query.tensor:
+        values |= _one_tensor(run, query, marks)
     return Content("tensors", values)
 
 
@@ -165,16 +165,16 @@ def divided(above: Matrix, below: Matrix, times: float, name: str) -> Matrix:
     return Matrix(above.rows, above.steps, values, np.isfinite(values), name)
 
 
-def _one_tensor(run: Run, asked: Asked, marks: Sequence[Mark]) -> Mapping[str, object]:
+def _one_tensor(run: Run, query: Asked, marks: Sequence[Mark]) -> Mapping[str, object]:
     """The ribbon of a tensor's quantiles, and its other statistics."""
     try:
-        tensor = run.tensor(asked.tensor, asked.collection)
+        tensor = run.tensor(query.tensor, query.collection)
     except NotCaptured:
         return {}
     series = {}
     for name in tensor.statistics():
         try:
-            series[name] = tensor.statistic(name, asked.rank)
+            series[name] = tensor.statistic(name, query.rank)
         except NotCaptured:
             continue
     ribbon = ""
@@ -186,7 +186,7 @@ def _one_tensor(run: Run, asked: Asked, marks: Sequence[Mark]) -> Mapping[str, o
             parts[name] = np.full(steps.size, np.nan)
             parts[name][np.searchsorted(steps, series[name].steps)] = series[name].values
         ribbon = ribbon_chart(
-            steps, parts, title=f"Values of {asked.tensor}", marks=marks, width=WIDTH * 1.5,
+            steps, parts, title=f"Values of {query.tensor}", marks=marks, width=WIDTH * 1.5,
             height=HEIGHT * 1.3, heading=False,
         )  # fmt: skip
     others = {

@@ -215,7 +215,7 @@ class RunNumbers:
             return None
         return found
 
-    def said(self) -> Iterator[RunData]:
+    def events(self) -> Iterator[RunData]:
         """The events of this incarnation, in order."""
         for event in self.run.events():
             data = event.data

@@ -56,7 +56,7 @@ def facts(numbers: RunNumbers, now_ms: int) -> list[Figure]:
     """What the run is: times, places, versions."""
     run, view = numbers.run, numbers.run.view
     found = [Figure("run", run.run_id), Figure("incarnation", run.incarnation)]
-    started = [said for said in numbers.said() if isinstance(said, RunStarted)]
+    started = [said for said in numbers.events() if isinstance(said, RunStarted)]
     trainers = [one for one in started if one.role == "trainer"]
     if view is not None:
         end = view.outcome or view.state

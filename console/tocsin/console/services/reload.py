@@ -150,15 +150,15 @@ class ConfigurationWatch:
                 async with asyncio.timeout(POLL_S):
                     await self._asked.wait()
             if not self._stopping:
-                await self.check(asked=self._asked.is_set())
+                await self.check(requested=self._asked.is_set())
         await self._delete_refusal()
 
-    async def check(self, *, asked: bool = False) -> None:
+    async def check(self, *, requested: bool = False) -> None:
         """One look at the files, and what follows from it."""
         self._asked.clear()
         seen = await asyncio.to_thread(stamp_of, self._context.loaded.path)
         settled, self._seen = seen == self._seen, seen
-        if asked or (settled and seen != self._loaded):
+        if requested or (settled and seen != self._loaded):
             self._loaded = seen
             await self._reload()
 

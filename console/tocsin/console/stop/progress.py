@@ -232,9 +232,9 @@ def away_line(error: BusError) -> str:
     )
 
 
-def under_way_line(run: RunSeen, stop: StopView, asked: CommandSeen | None) -> str:
+def under_way_line(run: RunSeen, stop: StopView, command: CommandSeen | None) -> str:
     """The line that another stop of the run is in progress."""
-    who = StopHistory(stop, asked).requested_by
+    who = StopHistory(stop, command).requested_by
     by = f", requested by {who}" if who else ""
     return (
         f"a stop of run {plain_line(run.run_id)} is already in progress ({stop.state}{by}); "

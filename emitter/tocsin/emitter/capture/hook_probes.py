@@ -76,7 +76,7 @@ class HookProbes:
 
     def batch(self, iterator: object, began: float, ended: float, *, evaluating: bool) -> None:
         """A data loader's iterator gave a batch."""
-        self.loaders.gave(iterator, evaluating=evaluating)
+        self.loaders.record_batch(iterator, evaluating=evaluating)
         if not self.on_its_thread:
             return  # somebody fetches ahead, and the training does not wait for it
         if evaluating:

@@ -57,7 +57,7 @@ class Watch:
         self._left = left
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._endpoint: datagrams.Endpoint | None = None
-        self._heard: Callable[[datagrams.Message], object] | None = None
+        self._on_message: Callable[[datagrams.Message], object] | None = None
         self._report: NodeReport | None = None
 
     @classmethod
@@ -92,19 +92,19 @@ class Watch:
         return cls(bus, publisher, producer, view, partitions, options, print_line, left)
 
     def listen_to_processes(
-        self, runtime: Path, heard: Callable[[datagrams.Message], object]
+        self, runtime: Path, on_message: Callable[[datagrams.Message], object]
     ) -> datagrams.Endpoint:
-        """Bind the launcher's socket in `runtime`; each message goes to `heard`. Raises OSError."""
+        """Bind the launcher's socket in `runtime`; each goes to `on_message`. Raises OSError."""
         endpoint = datagrams.Endpoint(runtime / datagrams.LAUNCHER_SOCKET)
-        self._endpoint, self._heard = endpoint, heard
+        self._endpoint, self._on_message = endpoint, on_message
         asyncio.get_running_loop().add_reader(endpoint.fileno(), self.drain_datagrams)
         return endpoint
 
     def drain_datagrams(self) -> None:
         """Take the messages that processes have sent by now."""
-        if self._endpoint is not None and self._heard is not None:
+        if self._endpoint is not None and self._on_message is not None:
             for message in self._endpoint.drain():
-                self._heard(message)
+                self._on_message(message)
 
     def start(self, name: str, coroutine: Coroutine[None, None, None]) -> None:
         """Start a task whose failure costs a line, not the job."""

@@ -177,13 +177,13 @@ def overhead(capture: CaptureFigures) -> str:
     return f"{cost} (steps of {step_ms} ms: {', '.join(thinned)})"
 
 
-def switched_off_lines(figures: CaptureFigures, told: set[str]) -> list[str]:
-    """A line for each part of capture that is off and not in `told` yet; it is from now on."""
+def switched_off_lines(figures: CaptureFigures, reported: set[str]) -> list[str]:
+    """A line for each part of capture that is off and not in `reported` yet; it is from now on."""
     lines = []
     for text in figures.degraded:
         probe, _, reason = text.partition(": ")
-        if probe in figures.not_watched and probe not in told:
-            told.add(probe)
+        if probe in figures.not_watched and probe not in reported:
+            reported.add(probe)
             lines.append(plain_line(switched_off(probe, reason)))
     return lines
 

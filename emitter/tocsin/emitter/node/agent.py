@@ -224,6 +224,6 @@ class NodeAgent:
         return [(copy, frame) for copy in copies for frame in copy.frames_of(machine, now_s, at_us)]
 
     @staticmethod
-    def _hand(taken: tuple[_Copy, SystemFrame]) -> None:
-        copy, frame = taken
+    def _hand(sample: tuple[_Copy, SystemFrame]) -> None:
+        copy, frame = sample
         copy.frames.publish_frame(frame)

@@ -45,7 +45,7 @@ PATIENCE_SHARE: Final = 0.005
 CLOSE_S: Final = 1.0
 """How long the end of a training waits for the last round, seconds."""
 
-HEARD_PATIENCE_S: Final = 5.0
+STOP_PATIENCE_S: Final = 5.0
 """Once a stop was heard a rank waits this long for the others, seconds."""
 
 ALERT_EXIT_POINTS: Final = 256
@@ -140,10 +140,10 @@ class Agreement:
                 logger.debug("the last round failed: %s", error)
         self._collective = self._votes = None
 
-    def at_exit_point(self, heard: bool) -> bool:
+    def at_exit_point(self, stopping: bool) -> bool:
         """Count an exit point; True if all ranks leave here. `broken` is why there is no more.
 
-        A rank that has heard may wait here for up to `HEARD_PATIENCE_S`, once.
+        `stopping`: this rank has received a stop; it may wait up to `STOP_PATIENCE_S` here, once.
         """
         exit_point, self._exit_points = self._exit_points, self._exit_points + 1
         collective = self._collective
@@ -153,7 +153,7 @@ class Agreement:
             if self._round is not None:
                 if exit_point < self._next_round + self._exit_points_per_round:
                     return False
-                if not self._await(self._round, heard):
+                if not self._await(self._round, stopping):
                     self.broken = "the ranks do not step alike"
                     return False
                 known, interval = self._round.result()
@@ -168,7 +168,7 @@ class Agreement:
                 self._exit_points_per_round = 2 if interval >= _SHORT_STEPS else 1
             if exit_point >= self._next_round:
                 self._measure()
-                known = _STOP if heard else _ALERT if self._alerted else _NOTHING
+                known = _STOP if stopping else _ALERT if self._alerted else _NOTHING
                 self._round = collective.start(known, self._interval)
                 self._next_round = exit_point
         except (RuntimeError, ValueError, TypeError) as error:
@@ -177,7 +177,7 @@ class Agreement:
 
     def most(self, value: int) -> int | None:
         """The highest of what all ranks pass, at an exit point at which all of them leave; None:
-        there is no such number. Waits for the others for at most `HEARD_PATIENCE_S`.
+        there is no such number. Waits for the others for at most `STOP_PATIENCE_S`.
         """
         if self._round is not None:
             return None
@@ -201,7 +201,7 @@ class Agreement:
             return None
         try:
             pending = collective.start(value, 0)
-            until = self._clock() + HEARD_PATIENCE_S
+            until = self._clock() + STOP_PATIENCE_S
             while not pending.done():
                 if self._clock() > until:
                     pending.abandon()
@@ -214,19 +214,19 @@ class Agreement:
             logger.debug("the ranks did not agree: %s", error)
             return None
 
-    def _await(self, pending: Round, heard: bool) -> bool:
+    def _await(self, pending: Round, stopping: bool) -> bool:
         if pending.done():
             return True
         began = self._clock()
-        allowed_s = HEARD_PATIENCE_S
-        if not heard:
+        allowed_s = STOP_PATIENCE_S
+        if not stopping:
             allowed_s = PATIENCE_S + PATIENCE_SHARE * (began - self._began) - self._waited_s
         while True:
             time.sleep(_POLL_S)
             done = pending.done()
             waited_s = self._clock() - began
             if done or waited_s > allowed_s:
-                if not heard:
+                if not stopping:
                     self._waited_s += waited_s
                 return done
 

@@ -79,7 +79,7 @@ class Batch:
             yield place, [event_table(events)]
 
 
-def sort_out(taken: Iterable[Taken], manifest: Manifest, *, newest_views: str) -> Batch:
+def sort_out(records: Iterable[Taken], manifest: Manifest, *, newest_views: str) -> Batch:
     """The records that the manifest does not cover and that are no repeats.
 
     Args:
@@ -90,7 +90,7 @@ def sort_out(taken: Iterable[Taken], manifest: Manifest, *, newest_views: str) -
     trainings = dict(manifest.trainings)
     batch = Batch({}, {}, {})
     views: dict[str, EventRow] = {}
-    for one in taken:
+    for one in records:
         mark = marks.get(one.topic, Mark())
         if mark.covers(one.offset, one.append_ms):
             continue

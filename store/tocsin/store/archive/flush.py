@@ -52,7 +52,7 @@ def flush(
     store: Store,
     run_id: str,
     family: Family,
-    taken: Sequence[Taken],
+    records: Sequence[Taken],
     *,
     runs_topic: str,
     now_ms: int,
@@ -77,7 +77,7 @@ def flush(
         if old.deleted:
             # What was read is read no more, but its trainings are gone with their rows.
             old = old.model_copy(update={"trainings": {}})
-        batch = sort_out(taken, old, newest_views=runs_topic)
+        batch = sort_out(records, old, newest_views=runs_topic)
         if batch.covered == old.covered:
             return Flushed(0, 0, old)
         files = _write(store, run_id, family, batch, over=over)

@@ -99,13 +99,13 @@ async def _family(
         start_ms = since_ms if known is None else known.append_ms
         starts[partition] = From.time(start_ms) if start_ms else EARLIEST
 
-    async def write(taken: list[Taken]) -> None:
+    async def write(records: list[Taken]) -> None:
         flushed = await asyncio.to_thread(
             flush,
             store,
             run_id,
             family,
-            taken,
+            records,
             runs_topic=topics.runs,
             now_ms=now_ms(),
             over=over,

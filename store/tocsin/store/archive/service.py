@@ -260,11 +260,11 @@ class ArchiveService(Service):
         self._upkeep.stop()
 
 
-def _over(taken: Taken, before: bool) -> bool:
+def _over(record: Taken, before: bool) -> bool:
     """Whether a run is over, after this record."""
-    if not isinstance(taken.value, Event):
+    if not isinstance(record.value, Event):
         return before
-    data = taken.value.data
+    data = record.value.data
     if isinstance(data, RunView):
         return data.state != "running"
     return before or (isinstance(data, RunEnded) and data.role == "launcher")

@@ -90,7 +90,7 @@ class ChildEngine:
             self.loaded = LoadedRules(described=hello.described)
             return list(specs.values()), dict.fromkeys(self._names, hello.unloaded)
         found = load_specs(
-            entries, folder=Path(hello.folder), taken=hello.taken, marked=marker.loading
+            entries, folder=Path(hello.folder), used_names=hello.taken, marked=marker.loading
         )
         specs |= found.specs
         self.loaded = LoadedRules(
@@ -232,13 +232,13 @@ def _own(snapshot: Snapshot) -> Snapshot:
     return Snapshot(**{**asdict(snapshot), "rule": CUSTOM_KEY})
 
 
-def _one_failure(told: Reported) -> Reported:
+def _one_failure(reported: Reported) -> Reported:
     """An id that does not depend on the record at which a rule fails: that of one that is slow is
     another in each attempt, and a rule fails but once in a training."""
-    issue = told.issue
+    issue = reported.issue
     if issue.use != RuleFailed.meta.name:
-        return told
+        return reported
     own = issue_id(
         issue.run_id, issue.incarnation, issue.rule, issue.rule_version, issue.subject.name
     )
-    return replace(told, issue=issue.model_copy(update={"issue_id": own}))
+    return replace(reported, issue=issue.model_copy(update={"issue_id": own}))

@@ -53,13 +53,13 @@ class Loaded:
     problems: Sequence[Problem] = ()
 
 
-def load_rule(use: str, folder: Path, taken: Collection[str] = ()) -> type[AnyRule]:
+def load_rule(use: str, folder: Path, used_names: Collection[str] = ()) -> type[AnyRule]:
     """The class of a custom rule. Runs its module, in this process.
 
     Args:
         use: as in the configuration.
         folder: where a relative path starts.
-        taken: names that it must not have.
+        used_names: names that it must not have.
 
     Raises:
         RuleNotLoaded: it is not there, raises, or is no rule.
@@ -74,17 +74,17 @@ def load_rule(use: str, folder: Path, taken: Collection[str] = ()) -> type[AnyRu
             raise RuleNotLoaded(f"there is no class {name!r} in {path}", hint)
     else:
         found = _offered(use)
-    return _checked(found, use, taken)
+    return _checked(found, use, used_names)
 
 
-def load_spec(entry: RuleEntry, folder: Path, taken: Collection[str] = ()) -> RuleSpec:
+def load_spec(entry: RuleEntry, folder: Path, used_names: Collection[str] = ()) -> RuleSpec:
     """The instance that an entry asks for; its rule is loaded in this process.
 
     Raises:
         RuleNotLoaded: as `load_rule`.
         WrongSetting: the entry's preset or parameters do not fit the rule.
     """
-    rule = load_rule(entry.use, folder, taken)
+    rule = load_rule(entry.use, folder, used_names)
     meta = rule.meta
     if entry.preset is not None and entry.preset not in meta.presets:
         has = f"it has {', '.join(sorted(meta.presets))}" if meta.presets else "it has none"
@@ -132,7 +132,7 @@ def load_specs(
     entries: Iterable[RuleEntry],
     *,
     folder: Path,
-    taken: Collection[str] | None = None,
+    used_names: Collection[str] | None = None,
     marked: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> Loaded:
     """Load rules into this process. Called for its own sake by tests and replays of one's own.
@@ -140,16 +140,16 @@ def load_specs(
     Args:
         entries: those of the configuration that name custom rules.
         folder: where their relative paths start.
-        taken: names that they must not have; None: those of tocsin's own.
+        used_names: names that they must not have; None: those of tocsin's own.
         marked: entered around the loading of each, with the name of its entry.
     """
-    taken = names_taken() if taken is None else taken
+    used_names = names_taken() if used_names is None else used_names
     specs: dict[str, RuleSpec] = {}
     problems: list[Problem] = []
     for entry in entries:
         try:
             with marked(entry.name):
-                specs[entry.name] = load_spec(entry, folder, taken)
+                specs[entry.name] = load_spec(entry, folder, used_names)
         except RuleNotLoaded as error:
             problems.append(not_loaded(entry, str(error), error.hint))
         except WrongSetting as error:
@@ -235,7 +235,7 @@ def _is_rule(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, Rule) and value is not Rule
 
 
-def _checked(found: object, use: str, taken: Collection[str]) -> type[AnyRule]:
+def _checked(found: object, use: str, used_names: Collection[str]) -> type[AnyRule]:
     if not (isinstance(found, type) and issubclass(found, Rule)):
         hint = "class MyRule(tocsin.stream_rules.rule.Rule[MyParams, MyState])"
         raise RuleNotLoaded(f"{use} is no rule: expected a subclass of Rule", hint)
@@ -245,7 +245,7 @@ def _checked(found: object, use: str, taken: Collection[str]) -> type[AnyRule]:
         raise RuleNotLoaded(f"{use} has no `meta`: expected a RuleMeta", "meta = RuleMeta(…)")
     if not _NAME.fullmatch(meta.name):
         raise RuleNotLoaded(f"{use}: expected a name in snake_case in its meta, not {meta.name!r}")
-    if meta.name in taken:
+    if meta.name in used_names:
         raise RuleNotLoaded(f"{use}: {meta.name!r} is a rule of tocsin's own: another name, please")
     if not (isinstance(meta.params, type) and issubclass(meta.params, Params)):
         raise RuleNotLoaded(f"{use}: expected a subclass of Params as `params` of its meta")

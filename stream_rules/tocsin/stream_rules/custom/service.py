@@ -200,13 +200,13 @@ class CustomRules:
         )
 
 
-def _with_look(told: Reported, engine: PartitionEngine) -> Reported:
+def _with_look(reported: Reported, engine: PartitionEngine) -> Reported:
     """With the request that it brings, as for the other rules of the run."""
-    run = engine.run(told.issue.run_id)
+    run = engine.run(reported.issue.run_id)
     if run is None or run.state.ended:
-        return told
-    request = detail_request(told.issue, run.state.looked_ms)
+        return reported
+    request = detail_request(reported.issue, run.state.looked_ms)
     if request is None:
-        return told
-    run.state.looked_ms = told.issue.at_ms
-    return replace(told, request=request)
+        return reported
+    run.state.looked_ms = reported.issue.at_ms
+    return replace(reported, request=request)

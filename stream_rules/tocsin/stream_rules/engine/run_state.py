@@ -223,10 +223,10 @@ class RunState:
         rank = self._rank(value.origin.rank, now_ms)
         self.world_size = max(self.world_size, value.origin.world_size)
         if isinstance(value, TensorFrame):
-            self.shedding.saw(value.step)
+            self.shedding.note_step(value.step)
         elif value.mode == "train" and value.steps.size:
             step = int(value.steps.max())
-            self.shedding.saw(step)
+            self.shedding.note_step(step)
             rank.last_step = step if rank.last_step is None else max(rank.last_step, step)
             known = self.last_step if self.furthest is None else self.furthest
             self.furthest = step if known is None else max(known, step)

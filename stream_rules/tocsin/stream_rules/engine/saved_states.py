@@ -25,7 +25,7 @@ class SavedStates:
         # Rules of which compaction keeps an older state than is here, or one that is none.
         self._outlived: Final[set[tuple[int, str, str]]] = set()
 
-    def saw(self, partition: int, record: Record) -> None:
+    def apply(self, partition: int, record: Record) -> None:
         """A record of the state topic. One that cannot be read is skipped, with a warning."""
         runs = self._runs.setdefault(partition, {})
         run_id, _, rule = record.key.decode(errors="replace").partition("/")

@@ -44,7 +44,7 @@ class Shedding:
         """The tiers that are left out now."""
         return frozenset(span.tier for span in self.spans if span.until_step is None)
 
-    def saw(self, step: int) -> None:
+    def note_step(self, step: int) -> None:
         """A record of that step was read."""
         self.top_step = max(self.top_step, step)
 

@@ -138,7 +138,7 @@ async def test_a_bad_file_changes_nothing_and_is_said_everywhere_once(
 
     watched.clock.advance(s=5)
     watched.write(GOOD)
-    await watch.check(asked=True)
+    await watch.check(requested=True)
 
     assert watched.labels() == [{"a": "b"}]
     assert await read_refused(bus, watched.context.topics) == []
@@ -149,9 +149,9 @@ async def test_what_a_service_cannot_use_is_refused_as_a_whole(watched: Watched,
     watched.why_not = "receiver 'x': needs the extra actions"
     watch = watched.on(bus)
 
-    await watch.check(asked=True)
+    await watch.check(requested=True)
     watched.file.unlink()
-    await watch.check(asked=True)
+    await watch.check(requested=True)
 
     assert watched.taken == []
     (refused,) = await read_refused(bus, watched.context.topics)
@@ -165,7 +165,7 @@ async def test_a_file_that_others_can_write_to_is_not_read_again(
     watched.write("version: 1\nlabels: {a: c}\n")
     watched.file.chmod(0o666)
 
-    await watch.check(asked=True)
+    await watch.check(requested=True)
 
     assert watched.taken == []
     (refused,) = await read_refused(bus, watched.context.topics)
@@ -177,7 +177,7 @@ async def test_a_change_of_the_bus_is_said_to_need_a_restart(
 ) -> None:
     watched.write("version: 1\nbus: embedded:other.db\n")
 
-    await watched.on(bus).check(asked=True)
+    await watched.on(bus).check(requested=True)
 
     assert len(watched.taken) == 1
     assert "the section 'bus' has changed" in caplog.text

@@ -135,13 +135,13 @@ def test_loaders_are_told_once_and_by_what_they_feed() -> None:
     for _ in range(2):
         iterator = iter(train)
         for _ in iterator:
-            loaders.gave(iterator, evaluating=False)
+            loaders.record_batch(iterator, evaluating=False)
             loaders.backward()
             if loaders.wakes == 0:
                 loaders.stepped(training, 0)
         iterator = iter(test)
         next(iterator)
-        loaders.gave(iterator, evaluating=True)
+        loaders.record_batch(iterator, evaluating=True)
         loaders.close(training)
     first, second = sink.events
     assert isinstance(first, DataLoaderSeen)
@@ -158,7 +158,7 @@ def test_loaders_are_told_once_and_by_what_they_feed() -> None:
     )
     loaders.reset()
     iterator = iter(train)
-    loaders.gave(iterator, evaluating=False)
+    loaders.record_batch(iterator, evaluating=False)
     loaders.close(training)
     assert len(sink.events) == 2
     loaders.backward()

@@ -495,7 +495,7 @@ def test_the_next_training_does_not_use_a_group_whose_ranks_did_not_do_the_same(
     monkeypatch.setattr(side_group, "_agreement", None)
     monkeypatch.setattr(side_group, "_collective", wire.of(0))
     monkeypatch.setattr(side_group, "_votes", wire.of(0))
-    monkeypatch.setattr(rank_agreement, "HEARD_PATIENCE_S", 0.0)
+    monkeypatch.setattr(rank_agreement, "STOP_PATIENCE_S", 0.0)
     assert side_group.current() is not None
     assert (agreement := side_group.current()) is not None
     assert agreement.vote(1) is None

@@ -17,7 +17,7 @@ from support.stops import StopSigner, outgoing
 from support.waiting import until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import BusUnavailable, Reader, Record
-from tocsin.emitter.stop import datagrams
+from tocsin.emitter.stop import datagrams, listener
 from tocsin.emitter.stop.listener import ANSWERED, Listener, ThreadListener
 from tocsin.emitter.stop.verification import (
     SKEW_MS,
@@ -224,7 +224,7 @@ def test_a_command_that_came_while_the_bus_was_away_has_expired(
     monkeypatch.setattr("tocsin.emitter.stop.listener.time.monotonic", lambda: monotonic[0])
     sent = signer.command("r1", "i1", requested_ms=NOW_MS, not_after_ms=NOW_MS + MINUTE_MS)
     signed = signer.sign(sent)
-    listener = Listener(Topics(), "r1", handler, now_ms=lambda: NOW_MS + 10 * MINUTE_MS)
+    delayed = Listener(Topics(), "r1", handler, now_ms=lambda: NOW_MS + 10 * MINUTE_MS)
 
     class Away:
         async def poll(self, *, timeout_s: float) -> list[Record]:
@@ -237,8 +237,8 @@ def test_a_command_that_came_while_the_bus_was_away_has_expired(
 
     monkeypatch.setattr(listener, "_PAUSE_S", 0.0)
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(listener._read(cast(Reader, Away()), 0))
-    assert listener.counts == Counter(expired=1)
+        asyncio.run(delayed._read(cast(Reader, Away()), 0))
+    assert delayed.counts == Counter(expired=1)
 
 
 def test_one_effect_per_incarnation(signer: StopSigner, handler: RecordingHandler) -> None:

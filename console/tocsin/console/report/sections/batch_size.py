@@ -94,7 +94,7 @@ def _together(gpus: Sequence[Gpu]) -> list[Box]:
 
 
 def _batch(numbers: RunNumbers) -> int | None:
-    for said in numbers.said():
+    for said in numbers.events():
         if isinstance(said, DataLoaderSeen) and said.mode == "train" and said.batch_size:
             return said.batch_size
     return None

@@ -23,7 +23,7 @@ _MANY: Final = 2.0
 
 def data_loader(numbers: RunNumbers) -> Section:
     """Workers against cores (70 to 200 %, as in the reference), pinned memory, prefetch, waits."""
-    loaders = [said for said in numbers.said() if isinstance(said, DataLoaderSeen)]
+    loaders = [said for said in numbers.events() if isinstance(said, DataLoaderSeen)]
     times = numbers.step_times()
     waits = None if times is None else times.parts.get(_WAIT)
     if not loaders and waits is None:
@@ -67,7 +67,7 @@ def _neighbours(numbers: RunNumbers, loaders: list[DataLoaderSeen]) -> int:
     """How many ranks have such a loader on the node of the last one: they share its cores."""
     nodes = {
         said.rank: said.node
-        for said in numbers.said()
+        for said in numbers.events()
         if isinstance(said, RunStarted) and said.role == "trainer"
     }
     node = nodes.get(loaders[-1].rank, "")

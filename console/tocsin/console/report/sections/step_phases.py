@@ -141,7 +141,7 @@ def _device_table(numbers: RunNumbers) -> Table | None:
 def _named_phases(numbers: RunNumbers) -> Table | None:
     """Phases that the program or its framework has named."""
     totals: dict[str, list[float]] = {}
-    for said in numbers.said():
+    for said in numbers.events():
         if isinstance(said, PhaseMark) and said.edge == "end" and said.duration_s is not None:
             totals.setdefault(plain_line(said.name), []).append(said.duration_s)
     if not totals:

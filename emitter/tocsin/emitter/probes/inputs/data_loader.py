@@ -71,7 +71,7 @@ class DataLoaderProbe(Probe):
         self.undecided = self._last is not None
         self.wakes = 0 if self.undecided else NEVER
 
-    def gave(self, iterator: object, *, evaluating: bool) -> None:
+    def record_batch(self, iterator: object, *, evaluating: bool) -> None:
         """This iterator of a data loader gave a batch; most often it is the one from before."""
         if self._newest is None or self._newest() is not iterator:
             self._newest = weakref.ref(iterator)

@@ -116,7 +116,7 @@ class LossInputs:
                 look.step = step
         while self._waiting and self._waiting[0].ready:
             look = self._waiting.popleft()
-            training.emit(look.said(training))
+            training.emit(look.event(training))
         following = step + 1
         if self.due:
             self.spacing.looked(step)
@@ -170,7 +170,7 @@ class _Look:
             return False
         return not isinstance(self._packed, HostCopy) or self._packed.ready()
 
-    def said(self, training: Training) -> LossInputsSeen:
+    def event(self, training: Training) -> LossInputsSeen:
         """As it is reported; once it is ready."""
         held = self._packed
         numbers = held.values() if isinstance(held, HostCopy) else held.double().numpy()

@@ -153,8 +153,8 @@ class DeadOptimizerState(TensorRowRule[DeadOptimizerStateParams, _State]):
         yield from self._evaluate("empty", table, momenta, (empty >= 1.0) & momenta)
         yield from self._evaluate("underflow", table, squares, (behind > _MOSTLY) & squares)
 
-    def _evaluate(self, branch: str, table: TensorFrame, asked: Mask, bad: Mask) -> Outcomes:
-        among, found = int(asked.sum()), np.flatnonzero(bad).tolist()
+    def _evaluate(self, branch: str, table: TensorFrame, expected: Mask, bad: Mask) -> Outcomes:
+        among, found = int(expected.sum()), np.flatnonzero(bad).tolist()
         if not among:
             return
         if len(found) < max(1.0, self.params.share * among):

@@ -146,9 +146,9 @@ class TelemetryLost(Rule[TelemetryLostParams, _State]):
             default=None,
         )
 
-    def _limit_ms(self, heard: _Heard) -> int:
+    def _limit_ms(self, sender: _Heard) -> int:
         threshold_ms = self.params.threshold // timedelta(milliseconds=1)
-        return max(threshold_ms, _HEARTBEATS * heard.every_ms)
+        return max(threshold_ms, _HEARTBEATS * sender.every_ms)
 
     def _finding(self, at: Moment) -> Finding:
         state = self.state

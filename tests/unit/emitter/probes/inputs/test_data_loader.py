@@ -29,12 +29,12 @@ def train(loaders: DataLoaderProbe, heard: Heard, samples: int) -> list[object]:
     kept: list[object] = []
     for n in range(100):
         iterator = iter(loader)
-        loaders.gave(iterator, evaluating=False)
+        loaders.record_batch(iterator, evaluating=False)
         loaders.backward()
         data = TensorDataset(torch.zeros(1000 + n, 1))
         evaluation = iter(DataLoader(data, batch_size=8))
         kept += [iterator, data, evaluation]
-        loaders.gave(evaluation, evaluating=True)
+        loaders.record_batch(evaluation, evaluating=True)
         loaders.close(heard)  # type: ignore[arg-type]
     return kept
 
