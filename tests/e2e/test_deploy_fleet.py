@@ -82,6 +82,20 @@ def test_prometheus_accepts_configuration_and_alerts_and_they_fire() -> None:
     run(promtool, "test", "rules", MONITORING / "alerts_test.yml")
 
 
+def test_each_alert_is_seen_to_fire_and_seen_not_to() -> None:
+    cases = [
+        (case["alertname"], bool(case.get("exp_alerts")))
+        for group in read(MONITORING / "alerts_test.yml")["tests"]
+        for case in group["alert_rule_test"]
+    ]
+    alerts = [
+        rule["alert"]
+        for group in read(MONITORING / "alerts.yml")["groups"]
+        for rule in group["rules"]
+    ]
+    assert set(cases) == {(alert, fires) for alert in alerts for fires in (True, False)}
+
+
 def test_each_alert_says_what_is_wrong_in_one_line() -> None:
     for group in read(MONITORING / "alerts.yml")["groups"]:
         for rule in group["rules"]:
