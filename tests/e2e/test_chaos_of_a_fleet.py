@@ -263,6 +263,7 @@ async def after_a_crash(folder: Path, mutation: str, point: str | None) -> list[
         ("no-guard", "snapshots_acknowledged:2"),
         ("commits-first", "outputs_acknowledged:2"),
         ("unacknowledged", "committed:2"),
+        ("states-unacknowledged", "committed:2"),
         ("repeats", None),
     ],
 )

@@ -25,7 +25,7 @@ class CommitsFirst(Worker):
 
 
 class SentLater(Unacknowledged):
-    """What there is to say is said some time later, and nobody waits for it."""
+    """What there is to write is written some time later, and nobody waits for it."""
 
     async def flush(self, producer: Producer) -> None:
         records, self._records = self._records, []
@@ -43,9 +43,12 @@ def kind_of_worker(mutation: str) -> type[Worker]:
 
 
 def mutate(worker: Worker, mutation: str) -> None:
-    """`unacknowledged`: nobody waits for the outputs of this worker."""
+    """`unacknowledged`: nobody waits for the outputs of this worker; `states-unacknowledged`: nor,
+    before it commits, for the states that it saves."""
     if mutation == "unacknowledged":
         worker._checkpoints._outputs = SentLater("mutated", worker.metrics)
+    elif mutation == "states-unacknowledged":
+        worker._checkpoints._snapshots = SentLater("mutated", worker.metrics)
 
 
 def mutate_engine(mutation: str) -> None:
