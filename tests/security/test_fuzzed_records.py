@@ -1,4 +1,7 @@
-"""Mutated records of every kind through the engine: no crash, no bug, and each is accounted for."""
+"""Mutated records of every kind through the engine: no crash, no bug, and each is accounted for.
+
+Every kind are the golden records, also of other topics, and a made run of two ranks.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from support.golden_records import golden_names, golden_records
 from support.mutation import bent
 from tocsin.bus.port import Record
 from tocsin.schemas.errors import RecordError
+from tocsin.schemas.records.wire import SEQ
 from tocsin.stream_rules.engine.configured_rules import rule_specs
 from tocsin.stream_rules.engine.partitions import PartitionEngine, UnusableRecord
 from tocsin.stream_rules.testing import RunBuilder
@@ -29,7 +34,7 @@ def originals() -> list[Record]:
     run.system({"cpu.percent": [50.0, 60.0], "disk.free_bytes": [1e9, 1e9]})
     run.heartbeat()
     run.ended()
-    return run.records
+    return [*run.records, *golden_records(golden_names())]
 
 
 def mutated(seed: int) -> Iterator[Record]:
@@ -37,7 +42,12 @@ def mutated(seed: int) -> Iterator[Record]:
     offset = 0
     while True:
         one = dice.choice(good)
-        value, headers, key = one.value or b"", one.headers, one.key
+        offset += 1
+        value, key = one.value or b"", one.key
+        # One that was there before would be taken for a repeat, and no rule would see it.
+        headers = tuple(
+            (name, b"%d" % offset if name == SEQ else text) for name, text in one.headers
+        )
         what = dice.random()
         if what < 0.75:
             value = bent(value, dice)
@@ -47,7 +57,6 @@ def mutated(seed: int) -> Iterator[Record]:
             headers = (*headers[:at], (name, bent(text, dice)), *headers[at + 1 :])
         if what > 0.97:
             key = bent(key, dice)
-        offset += 1
         yield Record(one.partition, offset, one.append_ms + offset, key, value, headers)
 
 
@@ -66,14 +75,14 @@ def fuzz(count: int, seed: int) -> Counter[str]:
             found["refused"] += 1
         else:
             found["taken"] += 1
-        for _, _, run in engine.runs() if number % 1_000 == 0 else ():
+        for _, _, run in engine.runs() if number % 500 == 499 else ():
             found["failed rules"] += sum(instance.failed for instance in run.instances)
     return found
 
 
 @pytest.mark.parametrize(
     "count",
-    [1_500, pytest.param(int(os.environ.get("TOCSIN_FUZZ", "1000000")), marks=pytest.mark.torture)],
+    [1_000, pytest.param(int(os.environ.get("TOCSIN_FUZZ", "1000000")), marks=pytest.mark.torture)],
 )
 @pytest.mark.timeout(86_400)
 def test_mutated_records_are_refused_or_taken_and_none_is_a_bug(count: int) -> None:
