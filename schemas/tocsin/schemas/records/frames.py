@@ -19,7 +19,15 @@ from pydantic import AfterValidator, FailFast, Field, model_validator
 
 from tocsin.schemas.errors import MalformedRecord
 from tocsin.schemas.records.collections import Mode as Mode
-from tocsin.schemas.records.fields import Incarnation, Many, Positive, RunId, Step, Whole
+from tocsin.schemas.records.fields import (
+    MAX_INT,
+    Incarnation,
+    Many,
+    Positive,
+    RunId,
+    Step,
+    Whole,
+)
 from tocsin.schemas.records.frame_codec import Array, FrameHeader, decode_frame, encode_frame
 
 Floats = npt.NDArray[np.float32]
@@ -372,8 +380,8 @@ class StepFrame:
             "at_us": self.at_us,
             "values": self.values,
         }
-        _counts(arrays, "steps", (n,), ValueError)
-        _counts(arrays, "at_us", (n,), ValueError)
+        _wholes(arrays, "steps", (n,), ValueError)
+        _wholes(arrays, "at_us", (n,), ValueError)
         _floats(arrays, "values", (n, len(self.columns)), ValueError)
         header = StepHeader(**self.origin.fields, mode=self.mode, columns=self.columns)
         return encode_frame(header, arrays)
@@ -386,8 +394,8 @@ class StepFrame:
         return cls(
             origin=_origin(header),
             mode=header.mode,
-            steps=_counts(arrays, "steps", (n,)),
-            at_us=_counts(arrays, "at_us", (n,)),
+            steps=_wholes(arrays, "steps", (n,)),
+            at_us=_wholes(arrays, "at_us", (n,)),
             columns=header.columns,
             values=_floats(arrays, "values", (n, len(header.columns))),
         )
@@ -422,7 +430,7 @@ class SystemFrame:
         """The value of the bus record; raises ValueError if an array does not fit (a bug)."""
         n = self.at_us.size
         arrays: dict[str, Array] = {"at_us": self.at_us, "values": self.values}
-        _counts(arrays, "at_us", (n,), ValueError)
+        _wholes(arrays, "at_us", (n,), ValueError)
         _block(arrays, "values", (n, len(self.columns)), np.float64, ValueError)
         header = SystemHeader(**self.origin.fields, node=self.node, columns=self.columns)
         return encode_frame(header, arrays)
@@ -436,7 +444,7 @@ class SystemFrame:
         return cls(
             origin=_origin(header),
             node=header.node,
-            at_us=_counts(arrays, "at_us", (n,)),
+            at_us=_wholes(arrays, "at_us", (n,)),
             columns=header.columns,
             values=values.astype(np.float64, copy=False),
         )
@@ -488,3 +496,16 @@ def _counts(
     error: type[Exception] = MalformedRecord,
 ) -> Counts:
     return _block(arrays, name, shape, np.uint64, error).astype(np.uint64, copy=False)
+
+
+def _wholes(
+    arrays: Mapping[str, Array],
+    name: str,
+    shape: tuple[int, ...],
+    error: type[Exception] = MalformedRecord,
+) -> Counts:
+    """Counts of what headers and events have as `Whole`: issues could not name a larger one."""
+    counts = _counts(arrays, name, shape, error)
+    if counts.size and (largest := int(counts.max())) > MAX_INT:
+        raise error(f"frame array {name!r}: {largest}, expected at most {MAX_INT}")
+    return counts

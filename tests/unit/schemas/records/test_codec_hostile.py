@@ -181,6 +181,14 @@ def shaped(*shape: int) -> list[dict[str, Any]]:
     return [{"name": "values", "dtype": "<f4", "shape": list(shape)}]
 
 
+def beyond_int64(place: int) -> bytes:
+    """The steps with another last number in their steps (0) or their times (1)."""
+    good, bad = struct.pack("<3Q", 0, 1, 2), struct.pack("<3Q", 0, 1, 2**63)
+    parts = VALID["steps"][1].split(good)
+    assert len(parts) == 3
+    return parts[0] + (bad, good)[place] + parts[1] + (good, bad)[place] + parts[2]
+
+
 def started_with(text: bytes) -> bytes:
     return (
         b'{"specversion":"1.0","id":"a","source":"/r","type":"tocsin.run.started",'
@@ -206,6 +214,8 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes]]] = {
     "a column twice": ("tensors", lambda: frame(tensors(columns=["min", "min"]))),
     "part 3 of 3": ("tensors", lambda: frame(tensors(part=3, parts=3))),
     "step beyond int64": ("tensors", lambda: frame(tensors(step=2**63))),
+    "a step of a row beyond int64": ("steps", lambda: beyond_int64(0)),
+    "a time of a row beyond int64": ("steps", lambda: beyond_int64(1)),
     "run id that leaves its folder": ("tensors", lambda: frame(tensors(run_id="../../etc"))),
     "2 MB of numbers as names": ("tensors", lambda: frame(tensors(rows=[1] * 400_000))),
     "2 MB of empty arrays": ("tensors", lambda: frame(tensors(arrays=[{}] * 300_000))),

@@ -56,6 +56,11 @@ def floats(dtype: str, shape: tuple[int, ...]) -> st.SearchStrategy[Any]:
     return arrays.arrays(np.dtype(integers), shape).map(lambda bits: bits.view(dtype))
 
 
+def wholes(count: int) -> st.SearchStrategy[Any]:
+    """Steps, or microseconds."""
+    return arrays.arrays(np.dtype("<u8"), (count,), elements=whole)
+
+
 @st.composite
 def tensor_frames(draw: st.DrawFn) -> TensorFrame:
     rows = draw(st.lists(words, max_size=8).map(tuple))
@@ -84,8 +89,8 @@ def step_frames(draw: st.DrawFn) -> StepFrame:
     return StepFrame(
         origin=draw(origins),
         mode=draw(modes),
-        steps=draw(floats("<u8", (n,))),
-        at_us=draw(floats("<u8", (n,))),
+        steps=draw(wholes(n)),
+        at_us=draw(wholes(n)),
         columns=columns,
         values=draw(floats("<f4", (n, len(columns)))),
     )
@@ -97,7 +102,7 @@ def system_frames(draw: st.DrawFn) -> SystemFrame:
     return SystemFrame(
         origin=draw(origins),
         node=draw(words),
-        at_us=draw(floats("<u8", (n,))),
+        at_us=draw(wholes(n)),
         columns=columns,
         values=draw(floats("<f8", (n, len(columns)))),
     )
