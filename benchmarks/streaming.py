@@ -231,17 +231,18 @@ async def fill(url: str, topics: Topics, records: int) -> int:
         for run in builders:
             for rank in range(RUN_RANKS):
                 run.started(rank=rank)
-            await publish(bus, _on(topics, run.records))
+            await publish(bus, place_on(topics, run.records))
             sent += len(run.records)
         for number in range(4):
             for run in builders:
                 rows = interval(run, number, RUN_RANKS, bad=3 if number == 3 else None)
-                await publish(bus, _on(topics, rows))
+                await publish(bus, place_on(topics, rows))
                 sent += len(rows)
     return sent
 
 
-def _on(topics: Topics, records: Sequence[Record]) -> list[Outgoing]:
+def place_on(topics: Topics, records: Sequence[Record]) -> list[Outgoing]:
+    """The records, as they are sent to these topics."""
     return [
         Outgoing(Partition(topics.telemetry, one.partition.number), one.key, one.value, one.headers)
         for one in records
@@ -262,18 +263,18 @@ async def delays(url: str) -> list[float]:
         others = RunBuilder("others", world_size=BACKGROUND_RANKS)
         for rank in range(BACKGROUND_RANKS):
             others.started(rank=rank)
-        await producer.publish(_on(topics, others.records))
+        await producer.publish(place_on(topics, others.records))
         for number in range(ALARMS):
             alarm = RunBuilder(f"alarm-{number}")
             alarm.started()
             alarm.steps(range(10), loss=2.0)
             alarm.steps([10], loss=math.nan)
-            await producer.publish(_on(topics, alarm.records))
+            await producer.publish(place_on(topics, alarm.records))
             at = len(others.records)
             if not number % round(1 / EVERY_S):
                 for rank in range(BACKGROUND_RANKS):
                     others.steps([number], rank=rank, loss=2.0)
-                await producer.publish(_on(topics, others.records[at:]))
+                await producer.publish(place_on(topics, others.records[at:]))
             await asyncio.sleep(EVERY_S)
         await worker.caught_up(60)
         worker.stop()
@@ -285,10 +286,10 @@ async def delays(url: str) -> list[float]:
 async def _delays(bus: Bus, topics: Topics) -> list[float]:
     appended: dict[bytes, int] = {}
     issued: dict[bytes, int] = {}
-    async for record in _all(bus, topics.telemetry, TELEMETRY_PARTITIONS):
+    async for record in read_topic(bus, topics.telemetry, TELEMETRY_PARTITIONS):
         if record.key.startswith(b"alarm"):
             appended[record.key] = record.append_ms
-    async for record in _all(bus, topics.issues, ISSUE_PARTITIONS):
+    async for record in read_topic(bus, topics.issues, ISSUE_PARTITIONS):
         if b'"nonfinite"' in (record.value or b""):
             issued.setdefault(record.key, record.append_ms)
     if len(issued) < ALARMS:
@@ -296,7 +297,8 @@ async def _delays(bus: Bus, topics: Topics) -> list[float]:
     return sorted(float(issued[key] - appended[key]) for key in issued)
 
 
-async def _all(bus: Bus, topic: str, partitions: int) -> AsyncIterator[Record]:
+async def read_topic(bus: Bus, topic: str, partitions: int) -> AsyncIterator[Record]:
+    """All that a topic has now."""
     places = [Partition(topic, number) for number in range(partitions)]
     ends = await ends_of(bus, places)
     reader = await bus.reader(dict.fromkeys(places, EARLIEST))
