@@ -199,7 +199,7 @@ def test_the_launcher(tmp_path: Path, records: list[Outgoing]) -> None:
             "r1", members, lambda: cast(Job, job), said.append, key_paths=[keys], stops_off=False
         )
         looks = DetailRequests("r1", members)
-        listener = Listener(Topics(), "r1", stopper, looks=looks)
+        listener = Listener(Topics(), "r1", stopper, detail_requests=looks)
         async with listening(listener, Given(records)):
             await until(lambda: stopper.stopped)
         assert any(isinstance(each, StopAcknowledged) for each in said)
@@ -269,7 +269,7 @@ def test_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
     rank = Rank(
         RecordOrigin(run_id="r1", incarnation="i1"), said.append,
-        look_closer=lambda steps, reason: looks.append(steps),
+        request_detail=lambda steps, reason: looks.append(steps),
     )  # fmt: skip
     path = rank.socket
     assert path is not None

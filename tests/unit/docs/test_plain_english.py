@@ -132,16 +132,19 @@ VERBS = frozenset(
 """With these no function's name begins: other words say which of their senses is meant."""
 
 PARTICIPLES = frozenset({"asked", "heard", "said", "taken", "told"})
-"""No parameter is named so: another word says what it is."""
+"""No parameter is named so, and no constant of a module has such a word in its name."""
 
 USUAL = frozenset({"take_back", "take_over", "tell"})
 """But for these, of which the last is what files have."""
 
 
 def private_names(source: str) -> list[str]:
-    """The classes, functions and parameters of a module whose names are private vocabulary."""
+    """The names of a module that are private vocabulary: of classes, functions, parameters and
+    constants.
+    """
     found = []
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and node.name.lstrip("_") in PRIVATE:
             found.append(node.name)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -150,14 +153,23 @@ def private_names(source: str) -> list[str]:
                 found.append(node.name)
         elif isinstance(node, ast.arg) and node.arg.lstrip("_") in PARTICIPLES:
             found.append(node.arg)
-    return found
+    return found + [
+        name.id
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for name in ast.walk(node)
+        if isinstance(name, ast.Name)
+        and isinstance(name.ctx, ast.Store)
+        and name.id.isupper()
+        and PARTICIPLES.intersection(name.id.lower().split("_"))
+    ]
 
 
 def test_private_names_are_found() -> None:
     source = "class _Told: ...\nclass Reported: ...\ndef take_in(): ...\ndef take_over(told): ..."
-    assert private_names(source) == ["_Told", "take_in", "told"]
+    assert private_names(f"{source}\n_HEARD_S = 1") == ["_Told", "take_in", "told", "_HEARD_S"]
 
 
-def test_no_class_function_or_parameter_has_a_private_name() -> None:
+def test_no_definition_has_a_private_name() -> None:
     found = {path.stem: private_names(path.read_text()) for path in SOURCES}
     assert {name: classes for name, classes in found.items() if classes} == {}

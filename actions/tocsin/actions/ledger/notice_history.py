@@ -10,7 +10,7 @@ from tocsin.actions.decision.consequences import Noticed
 from tocsin.schemas.records.deliveries import ACKNOWLEDGED, DIGEST, STOPPED, Delivery
 from tocsin.schemas.records.issues import Severity
 
-_TOLD: Final = frozenset({"pending", "delivered"})
+_NOTIFYING: Final = frozenset({"pending", "delivered"})
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class _Line:
             self.over = max(self.over, delivery.issue_times)
             return
         self.held = self.held or delivery.held is not None
-        if delivery.state not in _TOLD:
+        if delivery.state not in _NOTIFYING:
             self.told.pop(delivery.delivery_id, None)
             return
         self.told[delivery.delivery_id] = delivery.issue_times

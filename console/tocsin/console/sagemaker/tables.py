@@ -64,7 +64,7 @@ _FIXED: Final = "the rule reads its collection, whatever the names of its tensor
 _BY_TYPE: Final = "modules are known by their type"
 _SCAN: Final = "records are read as they come"
 
-_ASKED: Final = (
+_SELECTION: Final = (
     OldParameter("collection_names", "", "tensors", "tensors", "as `COLLECTION/*`"),
     OldParameter("tensor_regex", "", "tensors", "regex", "only simple ones: names differ here"),
 )
@@ -80,7 +80,7 @@ RULES: Final[Sequence[OldRule]] = (
             _same("threshold_layer", "50.0"),
         ),
     ),
-    OldRule("ExplodingTensor", (*_ASKED, _same("only_nan", "False", "flag"))),
+    OldRule("ExplodingTensor", (*_SELECTION, _same("only_nan", "False", "flag"))),
     OldRule(
         "PoorWeightInitialization",
         (
@@ -118,7 +118,7 @@ RULES: Final[Sequence[OldRule]] = (
             _same("epsilon", "0.000000001"),
         ),
     ),
-    OldRule("AllZero", (*_ASKED, _same("threshold", "100"))),
+    OldRule("AllZero", (*_SELECTION, _same("threshold", "100"))),
     OldRule(
         "ClassImbalance",
         (
@@ -176,11 +176,13 @@ RULES: Final[Sequence[OldRule]] = (
             _gone("training_job_name_prefix", "", "a stop goes to the job that the issue is of"),
         ),
     ),
-    OldRule("TensorVariance", (*_ASKED, _same("max_threshold", ""), _same("min_threshold", ""))),
+    OldRule(
+        "TensorVariance", (*_SELECTION, _same("max_threshold", ""), _same("min_threshold", ""))
+    ),
     OldRule(
         "UnchangedTensor",
         (
-            *_ASKED,
+            *_SELECTION,
             _same("num_steps", "3", "whole"),
             _same("rtol", "0.00001"),
             _same("atol", "0.00000001"),

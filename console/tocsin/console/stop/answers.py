@@ -32,7 +32,7 @@ from tocsin.schemas.records.stops.commands import StopAnswer
 from tocsin.schemas.records.wire import event_data, read_signature
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 
-_HEARD_MS: Final = 60_000
+_BACKLOG_MS: Final = 60_000
 _SKEW_MS: Final = 60_000  # between the clocks of two brokers
 
 
@@ -44,7 +44,7 @@ async def find_run(bus: Bus, topics: Topics, text: str) -> tuple[RunSeen, Reader
     except ConfigurationError:
         # No rules worker has made a view of it. A run that lives sends a heartbeat every 10 s.
         run = RunSeen(text)
-        since = From.time(unix_ms() - _HEARD_MS)
+        since = From.time(unix_ms() - _BACKLOG_MS)
         reader = await bus.reader({Partition(topics.telemetry, telemetry_partition(text)): since})
         await read_beyond(reader, topics, run)
         if not run.incarnation:

@@ -35,7 +35,7 @@ from tocsin.schemas.text import plain_line, time_text
 if TYPE_CHECKING:
     from tocsin.actions.decision.stop_policy import StopPolicy
 
-_TOLD: Final = 2
+_MAX_IN_FULL: Final = 2
 """Up to so many runs are all shown with their rules and times; of more, the newest."""
 
 _STATE_STYLE: Mapping[str, str] = {"running": "green", "ended": "", "lost": "yellow"}
@@ -93,8 +93,8 @@ def print_status(
     console.print(_runs_table(view.runs, now_ms))
     if (table := issue_table(view, IssueFilter(), ids=False)) is not None:
         console.print(table)
-    told = view.runs if len(view.runs) <= _TOLD else view.runs[-1:]
-    for run in told:
+    shown = view.runs if len(view.runs) <= _MAX_IN_FULL else view.runs[-1:]
+    for run in shown:
         lines = [f"rules of {run.run_id}: {in_a_line(run.rules)}"] if run.rules else []
         if run.goodput is not None and (time := goodput_line(run.goodput)):
             lines.append(f"time of {run.run_id}: {time}")
@@ -102,7 +102,7 @@ def print_status(
             lines.append(f"saved by the stop of {run.run_id}: {saved.text}")
         for line in map(plain_line, lines):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
-    if len(told) < len(view.runs):
+    if len(shown) < len(view.runs):
         command = shlex.join(["tocsin", "status", *again, "RUN"])
         line = f"rules and times of another run: {command}"
         console.print(line, highlight=False, markup=False, soft_wrap=True)

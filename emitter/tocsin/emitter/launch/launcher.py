@@ -359,8 +359,10 @@ class _Launch:
     def _start_tasks(self, watch: Watch) -> Listener:
         watch.start("publish", watch.publisher.run(watch.producer))
         watch.start("checkpoints", self._checkpoints.run())
-        looks = DetailRequests(self.options.run_id, self._members)
-        listener = Listener(self._topics, self.options.run_id, self._stopper, looks=looks)
+        detail_requests = DetailRequests(self.options.run_id, self._members)
+        listener = Listener(
+            self._topics, self.options.run_id, self._stopper, detail_requests=detail_requests
+        )
         self._listener = listener
         watch.start("listen", listener.keep_listening(watch.bus))
         watch.start("follow", watch.follow(self._apply_record))

@@ -47,13 +47,13 @@ def started(
     local_rank: int = 0,
     restart_count: int = 0,
     training: int = 0,
-    look_closer: RequestDetail | None = None,
+    request_detail: RequestDetail | None = None,
     finite: Callable[[], bool] | None = None,
 ) -> Rank:
     """A training begins in this process: listen, and sign on to the launcher.
 
     `emit` must be safe to call from another thread and must not wait; `flush(timeout_s)` waits
-    until what was emitted is acknowledged. `look_closer` is called when a rule asks for more.
+    until what was emitted is acknowledged. `request_detail` is called when a rule asks for more.
     `finite` returns whether the weights are, now; it may raise what it likes.
     """
     global _rank
@@ -62,7 +62,7 @@ def started(
     agreed = None if stops_off or origin.world_size < 2 else side_group.current()
     _rank = Rank(
         origin, emit, flush=flush, local_rank=local_rank, restart_count=restart_count,
-        training=training, agreed=agreed, look_closer=look_closer, finite=finite,
+        training=training, agreed=agreed, request_detail=request_detail, finite=finite,
     )  # fmt: skip
     return _rank
 

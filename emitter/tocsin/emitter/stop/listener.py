@@ -91,16 +91,16 @@ class Listener:
         run_id: str,
         handler: StopHandler,
         *,
-        looks: DetailRequests | None = None,
+        detail_requests: DetailRequests | None = None,
         now_ms: Callable[[], int] = unix_ms,
     ) -> None:
-        """`looks` hears what rules ask for beside stops."""
+        """`detail_requests` receives what rules request besides stops."""
         self.counts: Final[Counter[str]] = Counter()
         self.ready: Final = threading.Event()
         self._partition = Partition(topics.control, issue_partition(run_id))
         self._prefix = f"{run_id}/".encode()
         self._handler = handler
-        self._looks = looks
+        self._detail_requests = detail_requests
         self._now_ms = now_ms
         self._memory = Memory()
         self._switch = StopsSwitch()
@@ -185,8 +185,8 @@ class Listener:
             return None
         if record.value is None or not record.key.startswith(self._prefix):
             return None
-        if self._looks is not None and record.key == self._looks.key:
-            self._looks.apply(record, earlier=earlier)
+        if self._detail_requests is not None and record.key == self._detail_requests.key:
+            self._detail_requests.apply(record, earlier=earlier)
         if not record.key.endswith(b"/stop"):
             return None
         signed = SignedCommand(record.key, record.value, read_signature(record.headers))
@@ -245,8 +245,10 @@ class ThreadListener:
     ) -> None:
         """`endpoint` is closed with the listener. `beside` runs on the same bus."""
         self.members: Final = Members(origin.incarnation, process_lives)
-        looks = DetailRequests(origin.run_id, self.members)
-        self.listener: Final = Listener(topics, origin.run_id, self, looks=looks)
+        detail_requests = DetailRequests(origin.run_id, self.members)
+        self.listener: Final = Listener(
+            topics, origin.run_id, self, detail_requests=detail_requests
+        )
         self._endpoint = endpoint
         self._open_bus = open_bus
         self._origin = origin

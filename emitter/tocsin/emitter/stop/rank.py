@@ -84,7 +84,7 @@ class Rank:
         restart_count: int = 0,
         training: int = 0,
         agreed: Agreement | None = None,
-        look_closer: RequestDetail | None = None,
+        request_detail: RequestDetail | None = None,
         finite: Callable[[], bool] | None = None,
         now_ms: Callable[[], int] = unix_ms,
     ) -> None:
@@ -94,7 +94,7 @@ class Rank:
         self.awake = agreed is not None
         self._emit = emit
         self._agreed = agreed
-        self._look_closer = look_closer
+        self._request_detail = request_detail
         self._now_ms = now_ms
         self._memory = Memory()
         self._command: StopRequested | None = None
@@ -259,8 +259,10 @@ class Rank:
                 self.receive(signed)
         elif message["kind"] == before_update.MAY_LEAVE:
             self._question.answered(message)
-        elif message["kind"] == "look_closer" and self._look_closer is not None:
-            self._look_closer(datagrams.number(message, "steps"), datagrams.text(message, "reason"))
+        elif message["kind"] == "look_closer" and self._request_detail is not None:
+            self._request_detail(
+                datagrams.number(message, "steps"), datagrams.text(message, "reason")
+            )
 
     def _end_agreement(self, why: str, step: int) -> None:
         self._agreed = None

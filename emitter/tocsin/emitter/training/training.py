@@ -162,7 +162,7 @@ class Training:
             local_rank=self.identity.local_rank,
             restart_count=self.identity.restart_count,
             training=self.identity.training,
-            look_closer=self.capture_closely,
+            request_detail=self.capture_closely,
             finite=lambda: self.is_finite(),
         )
 

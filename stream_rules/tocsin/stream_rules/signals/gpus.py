@@ -10,7 +10,7 @@ import numpy as np
 
 from tocsin.schemas.records.frames import Doubles, SystemFrame
 
-TAKEN_SHARE: Final = 0.02
+IN_USE_SHARE: Final = 0.02
 """Of a GPU's memory: below it no process holds any. Drivers reserve less; a context alone takes
 some hundred megabytes."""
 
@@ -45,7 +45,7 @@ class Gpu:
         used, total = self.column("memory_used_bytes"), self.column("memory_total_bytes")
         if used is None or total is None or not len(used):
             return True
-        return bool(used[-1] > TAKEN_SHARE * total[-1])
+        return bool(used[-1] > IN_USE_SHARE * total[-1])
 
     def memory_percent(self) -> Doubles | None:
         """How much of its memory is in use, float64[samples]; NaN where the size is not known."""

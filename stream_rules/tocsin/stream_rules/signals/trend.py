@@ -24,7 +24,7 @@ BUCKETS: Final = 240
 SHORT_BUCKETS: Final = 60
 PARTS: Final = 9
 MAX_AT_ONCE: Final = 0.6
-MAX_TAKEN_BACK: Final = 0.25
+MAX_REVERSED: Final = 0.25
 MIN_LATE: Final = 0.2
 SPAN_S: Final = 5.0
 REACH: Final = 10.0
@@ -79,7 +79,7 @@ class Trend:
             return None
         shares = ways / change
         at_once = float((shares[:-1] + shares[1:]).max())
-        if at_once > MAX_AT_ONCE or -float(shares[shares < 0].sum()) > MAX_TAKEN_BACK:
+        if at_once > MAX_AT_ONCE or -float(shares[shares < 0].sum()) > MAX_REVERSED:
             return None
         if float(shares[-3:].sum()) < MIN_LATE:
             return None

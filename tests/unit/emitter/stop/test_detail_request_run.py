@@ -80,8 +80,8 @@ def test_a_warning_brings_rows_of_each_step_for_fifty_steps(
         for message in launcher.drain():
             members.receive(message)
         handler: object = _NoHandler()
-        looks = DetailRequests("r1", members)
-        listener = Listener(Topics(), "r1", handler, looks=looks)  # type: ignore[arg-type]  # none
+        detail_requests = DetailRequests("r1", members)
+        listener = Listener(Topics(), "r1", handler, detail_requests=detail_requests)  # type: ignore[arg-type]  # none
 
         async def listen() -> None:
             async with EmbeddedBus(tmp_path / "bus.db", create=False) as bus:
@@ -89,7 +89,7 @@ def test_a_warning_brings_rows_of_each_step_for_fifty_steps(
                 task = asyncio.create_task(listener.listen(bus))
                 await asyncio.to_thread(listener.ready.wait, 10)
                 await producer.publish([issue, look])
-                await asyncio.to_thread(wait_until, lambda: looks.counts["look"])
+                await asyncio.to_thread(wait_until, lambda: detail_requests.counts["look"])
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
                 await producer.close()

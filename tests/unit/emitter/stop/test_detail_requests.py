@@ -55,7 +55,7 @@ class Node:
     """A rank that has said hello, as the launcher sees it, and a clock."""
 
     rank: datagrams.Endpoint
-    looks: DetailRequests
+    detail_requests: DetailRequests
     clock: list[int] = field(default_factory=lambda: [NOW_MS])
 
     def heard(self) -> list[datagrams.Message]:
@@ -77,14 +77,14 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def test_a_request_reaches_the_rank_with_its_reason(node: Node) -> None:
-    assert node.looks.apply(record(request())) == "look"
+    assert node.detail_requests.apply(record(request())) == "look"
     assert node.heard() == [
         {"kind": "look_closer", "steps": 50, "reason": "issue issue-1 of loss_spike"}
     ]
 
 
 def test_more_steps_than_the_limit_are_cut(node: Node) -> None:
-    node.looks.apply(record(request(steps=2**40)))
+    node.detail_requests.apply(record(request(steps=2**40)))
     assert [message["steps"] for message in node.heard()] == [MAX_STEPS]
 
 
@@ -92,23 +92,25 @@ def test_at_most_one_in_a_minute_is_handed_on(node: Node) -> None:
     taken = []
     for wait_ms, issue in ((0, "a"), (EVERY_MS - 1, "b"), (1, "b"), (EVERY_MS, "b")):
         node.clock[0] += wait_ms
-        taken.append(node.looks.apply(record(request(issue_id=issue))))
+        taken.append(node.detail_requests.apply(record(request(issue_id=issue))))
     assert taken == ["look", "too_soon", "look", "repeated"]
     assert len(node.heard()) == 2
     node.clock[0] -= 10 * EVERY_MS
-    assert node.looks.apply(record(request(issue_id="c"))) == "look"
+    assert node.detail_requests.apply(record(request(issue_id="c"))) == "look"
 
 
 def test_what_is_not_for_this_training_now_is_left_aside(node: Node) -> None:
-    looks, good = node.looks, record(request())
-    assert looks.apply(record(request(incarnation="i0"))) == "other_incarnation"
-    assert looks.apply(record(request(not_after_ms=NOW_MS - 1)), earlier=True) == "expired"
-    assert looks.apply(record(request(run_id="r2"))) == "malformed"
+    detail_requests, good = node.detail_requests, record(request())
+    assert detail_requests.apply(record(request(incarnation="i0"))) == "other_incarnation"
+    assert (
+        detail_requests.apply(record(request(not_after_ms=NOW_MS - 1)), earlier=True) == "expired"
+    )
+    assert detail_requests.apply(record(request(run_id="r2"))) == "malformed"
     for value in (b"", b"{}", b"\xff", (good.value or b"").replace(b"look_closer", b"ended")):
         forged = Record(PLACE, 0, NOW_MS, good.key, value, good.headers)
-        assert looks.apply(forged) == "malformed"
+        assert detail_requests.apply(forged) == "malformed"
     assert node.heard() == []
-    assert sum(looks.counts.values()) == 7
+    assert sum(detail_requests.counts.values()) == 7
 
 
 class _NoHandler:
@@ -120,7 +122,7 @@ class _NoHandler:
 
 def test_the_listener_hands_only_that_key_of_its_run_on(node: Node) -> None:
     handler: object = _NoHandler()
-    listener = Listener(Topics(), "r1", handler, looks=node.looks)  # type: ignore[arg-type]  # none
+    listener = Listener(Topics(), "r1", handler, detail_requests=node.detail_requests)  # type: ignore[arg-type]  # none
     good = record(request())
     for key in (b"r12/look_closer", b"r1/i1/look_closer", b"_all/look_closer", b"look_closer"):
         assert listener.apply(Record(PLACE, 0, NOW_MS, key, good.value, good.headers)) is None
@@ -146,7 +148,7 @@ def test_from_the_bus_to_the_training_of_a_rank(
             await producer.publish(records)
             await producer.close()
 
-    def look_closer(steps: int, reason: str) -> None:
+    def request_detail(steps: int, reason: str) -> None:
         asked.append((steps, reason))
         told.set()
 
@@ -157,7 +159,7 @@ def test_from_the_bus_to_the_training_of_a_rank(
     )
     listener.start()
     try:
-        exit_points.started(origin, lambda data: None, look_closer=look_closer)
+        exit_points.started(origin, lambda data: None, request_detail=request_detail)
         wait_until(lambda: listener.members.living("i1"))
         assert listener.listener.ready.wait(5)
         asyncio.run(publish(outgoing(request(not_after_ms=4 * NOW_MS))))
