@@ -50,6 +50,7 @@ SHORT: dict[str, Sequence[str]] = {
         "twenty kinds of poison",
         "a clock is wrong",
         "what was not read has expired",
+        "the states are lost under those who have them",
         "the states are lost",
         "all are killed at once",
     ],

@@ -256,19 +256,33 @@ async def let_records_expire(stage: Stage) -> None:
 async def lose_the_states(stage: Stage) -> None:
     """The topic of the states is deleted, and made anew."""
     await stage.calm()
-    topic = stage.topics.state
     if stage.on_kafka:
         async with stage.without_reader():
             async with _admin(stage) as admin:
-                await admin.delete_topics([topic])
+                await admin.delete_topics([stage.topics.state])
                 # It is there for a while yet, and would be taken for the new one.
-                await _until_gone(admin, topic)
+                await _until_gone(admin, stage.topics.state)
             await _made_anew(stage)
     else:
-        gone = [Outgoing(Partition(topic, number), key, None) for number, key in stage.seen.keys]
-        await stage.publish(gone)
+        await _delete_states(stage)
     stage.forget_states()
     await stage.feed()
+
+
+@disturbance("the states are lost under those who have them")
+async def lose_the_states_under_workers(stage: Stage) -> None:
+    """Each is deleted while workers run. They know them, and save them as their runs go on."""
+    await stage.rest()
+    await _delete_states(stage)
+    await stage.feed()
+    # Who dies before that takes with it what nobody else knows.
+    await stage.taken()
+
+
+async def _delete_states(stage: Stage) -> None:
+    topic = stage.topics.state
+    gone = [Outgoing(Partition(topic, number), key, None) for number, key in stage.seen.keys]
+    await stage.publish(gone)
 
 
 async def _until_gone(admin: Any, topic: str) -> None:

@@ -351,6 +351,12 @@ class Stage:
             else:
                 os.kill(broker.pid, signal.SIGCONT)
 
+    async def rest(self) -> None:
+        """All is read, written and committed; rules run, and no emitter."""
+        wrong = await self.settle()
+        assert wrong == [], wrong
+        await self.taken()
+
     async def calm(self) -> None:
         """All is read, written and committed; no rules run any more, and no emitter."""
         wrong = await self.settle()
