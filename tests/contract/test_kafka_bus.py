@@ -264,7 +264,7 @@ async def test_new_topics_that_get_no_leader_in_time_are_named(
         with pytest.raises(BusUnavailable) as caught:
             await bus.init([led, leaderless])
     assert str(caught.value) == (
-        f"the topics are created, but not ready after 0.5 s: partition 1 of {leaderless.name} "
+        f"the topics were created, but are not ready after 0.5 s: partition 1 of {leaderless.name} "
         "(and 1 more) has no leader: check that all brokers are up, "
         "then run 'tocsin bus init' again"
     )

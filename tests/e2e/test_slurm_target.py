@@ -110,7 +110,10 @@ async def test_a_stopped_job_does_not_come_back_and_its_neighbours_go_on(slurm: 
         assert slurm.fails("scontrol", "requeue", job_id)
         assert slurm.job(job_id)["Restarts"] == "0"
         again = await made.stop(job)
-        assert (again.result, again.reason) == ("accepted", "nothing was left to end: CANCELLED")
+        assert (again.result, again.reason) == (
+            "accepted",
+            "there was nothing left to end: CANCELLED",
+        )
 
         array = slurm.submit(PLAIN, "--array=0-1")
         # The last task has the id of the whole array.

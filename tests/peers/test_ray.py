@@ -99,7 +99,9 @@ async def test_the_job_that_was_meant_is_killed_after_3_s(
         assert await jobs.inspect(job) == JobSeen("running", "RUNNING")
         assert await jobs.stop(job) == StopAsked("accepted", "asked to end it")
         assert await ended(cluster, jobs, job) == JobSeen("ended", "STOPPED")
-        assert await jobs.stop(job) == StopAsked("accepted", "nothing was left to end: STOPPED")
+        assert await jobs.stop(job) == StopAsked(
+            "accepted", "there was nothing left to end: STOPPED"
+        )
 
         # Ray answers `STOPPED` as it sends SIGKILL.
         wait_until(lambda: not psutil.pid_exists(int(environ["PID"])))

@@ -44,7 +44,7 @@ def test_a_configuration_of_others_runs_no_code(folder: Path, how: str) -> None:
     config.write_text(USES_CODE)
     open_to_others(config, how)
 
-    with pytest.raises(ConfigProblems, match="and could name any code here"):
+    with pytest.raises(ConfigProblems, match="and could make it run any code"):
         launch_options(["true"], RunOptions(config=config), {})
     checked = check_file(Path("tocsin.yaml"), {}, folder)
 
@@ -64,7 +64,7 @@ def test_a_folder_to_which_others_can_add_a_file_runs_no_code(
     open_to_others(folder / what, how)
 
     checked = check_file(Path("conf"), {}, folder)
-    with pytest.raises(ConfigProblems, match="and could name any code here"):
+    with pytest.raises(ConfigProblems, match="and could make it run any code"):
         launch_options(["true"], RunOptions(config=folder / "conf"), {})
 
     assert [problem.code for problem in checked.problems] == ["rule_not_loaded"]
@@ -131,7 +131,7 @@ def test_what_another_user_leaves_in_a_folder_does_not_decide_who_is_told_or_obe
     config.write_text(f"version: 1\n{text}")
     open_to_others(config, "owner")
 
-    with pytest.raises(ConfigurationError, match=f"the file names {named}: .* `--config"):
+    with pytest.raises(ConfigurationError, match=f"the file sets {named}: .* `--config"):
         load_config(None, {}, folder=folder)
 
     assert load_config(config, {}).shared

@@ -40,7 +40,7 @@ The same access rules apply as to the pages: loopback needs no token; any other 
 - **Time.** Names carry units: `_ms` is milliseconds since 1970 (UTC), `_s` seconds.
 - **`since`** takes a duration (`30s`, `2h`, `7d`) or a time with its zone
   (`2026-12-01T00:00:00Z`), and means what `--since` means: what changed at that time or later. A
-  run changed when it was last heard of, an issue and a delivery with their newest state.
+  run changed with its last record, an issue and a delivery with their newest state.
 - **Pages.** Lists have the newest first. `next` is the `cursor` of the next page, or null. What is
   added while you read is on no later page. `as_of` is the next `since`; clocks differ, so let two
   readings overlap and drop repeats by id.

@@ -38,7 +38,7 @@ def receiver_problems(kinds: ReceiverKinds) -> SectionValidator:
             kind, loc = kinds.kind_of(receiver), ("receivers", name)
             yield from kind.check(receiver, loc)
             if receiver.digest is not None and not kind.digests(receiver):
-                message = f"this receiver of the type {receiver.type} takes issues alone"
+                message = f"this receiver of the type {receiver.type} cannot show a digest"
                 hint = "a receiver of the type email or chat"
                 yield Problem((*loc, "digest"), message, "digest_not_shown", hint, at="key")
         for rule in config.rules:
@@ -46,7 +46,7 @@ def receiver_problems(kinds: ReceiverKinds) -> SectionValidator:
             for action in rule.actions or ():
                 what = action.receiver or action.kind
                 if what in listed:
-                    message = f"{quoted(what)} is in this list already"
+                    message = f"{quoted(what)} is already in this list"
                     yield Problem(action.loc, message, "duplicate_action", "remove it")
                 listed.add(what)
 
@@ -77,8 +77,8 @@ def repeat_problems(config: Config) -> Iterator[Problem]:
         if interval is not None and interval <= wait:
             key = "group_wait" if own_interval is None else "repeat_interval"
             message = (
-                f"notices are repeated every {format_duration(interval)}, but wait "
-                f"{format_duration(wait)} for others"
+                f"notices repeat every {format_duration(interval)}, but a message waits "
+                f"{format_duration(wait)} (group_wait)"
             )
             hint = "make repeat_interval longer than group_wait"
             yield Problem((*loc, key), message, "repeat_before_message", hint)

@@ -35,7 +35,7 @@ class MissingExtra(ConfigurationError):
     def __init__(self, extra: str, needed_for: str) -> None:
         super().__init__(
             f"{needed_for} needs the extra {extra!r}, which is not installed: "
-            f"try, in the clone that you installed from: pip install '.[{extra}]'"
+            f"in the clone that you installed from, run: pip install '.[{extra}]'"
         )
         self.extra = extra
 

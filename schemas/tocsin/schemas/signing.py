@@ -176,7 +176,7 @@ def why_untrusted(path: Path) -> str | None:
     why = why_open(path)
     if why is None:
         return None
-    return f"{why}, and could put a key of their own there, so none is trusted: `chmod go-w` it"
+    return f"{why}, and could add a key there, so none is trusted: run `chmod go-w` on it"
 
 
 def _message(key: bytes, value: bytes) -> bytes:

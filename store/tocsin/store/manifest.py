@@ -91,7 +91,7 @@ class Manifest(Part):
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:
-            raise DamagedStore(f"{path} is no manifest of a run: {describe(error)}") from error
+            raise DamagedStore(f"{path} is not a manifest of a run: {describe(error)}") from error
 
     @property
     def size_bytes(self) -> int:

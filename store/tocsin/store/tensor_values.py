@@ -83,5 +83,5 @@ def _content(record: TensorsSaved, storage: Storage | None) -> bytes:
         return bucket.local(record.path).read_bytes()
     parts = urlsplit(record.uri)
     if parts.scheme != "file" or not parts.path.endswith(".safetensors"):
-        raise DamagedStore(f"{record.uri} is no file of saved tensors")
+        raise DamagedStore(f"{record.uri} is not a file of saved tensors")
     return Path(unquote(parts.path)).read_bytes()

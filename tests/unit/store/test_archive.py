@@ -170,7 +170,7 @@ def test_a_damaged_manifest_holds_up_no_other_run(
 
     assert [run.run_id for run in open_store(tmp_path).runs()] == ["run-2"]
     assert "run run-1 is not archived" in caplog.text
-    assert "is no manifest of a run" in caplog.text
+    assert "is not a manifest of a run" in caplog.text
 
 
 def test_what_duckdb_refuses_holds_up_no_other_run(

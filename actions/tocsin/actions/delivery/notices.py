@@ -112,7 +112,7 @@ class Notices:
         if isinstance(about, Feedback):
             yield from self._withdrawn(issue, about.text)
         elif isinstance(about, IssueResolved):
-            yield from self._withdrawn(issue, "the issue is over")
+            yield from self._withdrawn(issue, "the issue is resolved")
         elif isinstance(about, IssueOngoing):
             newest = json.loads(event.encode())
             for repeat in self._ledger.repeats(issue.issue_id):

@@ -136,7 +136,9 @@ def decide(
         if status < 300:
             return Decision("delivered", text)
         if status < 400:
-            return Decision("rejected", f"{text}: redirects are not followed; give the final URL")
+            return Decision(
+                "rejected", f"{text}: redirects are not followed; configure the final URL"
+            )
         return Decision("rejected", text)
     if now_ms >= give_up_ms:
         return Decision("expired", f"given up after {attempts} attempts, the last: {text}")

@@ -48,11 +48,11 @@ ALSO: Final = "Also "
 _WHY_SENT: Final = {
     "new": "a new issue",
     "worse": "the issue is worse than before",
-    "resolved": "the issue is over",
+    "resolved": "the issue is resolved",
     "drill": "a drill",
-    "late": "the issue continues; what held its first notice does so no more",
-    "stopped": "the stop of its run has ended",
-    "digest": "a digest; no other notice was sent there in this interval",
+    "late": "the issue is still active; its first notice is no longer held back",
+    "stopped": "the stop of its run has finished",
+    "digest": "a digest; this receiver got no other notice in this interval",
 }
 
 _STOPS: Final[Mapping[DeliveryState, str]] = {
@@ -184,7 +184,7 @@ def message_of(
         "resolved": "resolved",
     }
     reason = plain_line(issue.reason) or f"{rule} fired"
-    goes_on = "Worse than before: " if issue.turned_critical else "Goes on: "
+    goes_on = "Worse than before: " if issue.turned_critical else "Still active: "
     before = {"firing": "", "ongoing": goes_on, "resolved": "Over: "}[issue.state]
     return Message(
         issue_id=issue.issue_id,

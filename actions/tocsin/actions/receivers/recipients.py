@@ -22,7 +22,7 @@ def named_twice(to: Sequence[str], loc: Loc) -> Iterator[Problem]:
     """A problem for each recipient of the list at `loc` that is in it already."""
     for index, one in enumerate(to):
         if one in to[:index]:
-            message = "this one is in the list already"
+            message = "this entry is already in the list"
             yield Problem((*loc, index), message, "duplicate_recipient", "remove it")
 
 

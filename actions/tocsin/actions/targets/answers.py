@@ -27,7 +27,7 @@ def stop_asked(outcome: Outcome, accepted: str, now_ms: int) -> StopAsked:
     if succeeded(outcome):
         return StopAsked("accepted", accepted)
     if outcome.status is not None and 300 <= outcome.status < 400:
-        return StopAsked("refused", f"{text}: redirects are not followed; give the final URL")
+        return StopAsked("refused", f"{text}: redirects are not followed; configure the final URL")
     return StopAsked("refused", text)
 
 
@@ -44,7 +44,7 @@ def not_seen(why: str) -> JobSeen:
 def instead(seen: JobSeen) -> StopAsked:
     """What a request to stop means if, as was just seen, the job is not there to be asked."""
     if seen.state == "ended":
-        return StopAsked("accepted", f"nothing was left to end: {seen.reason}")
+        return StopAsked("accepted", f"there was nothing left to end: {seen.reason}")
     if seen.state == "replaced":
         return StopAsked("refused", seen.reason)
     return StopAsked("failed", seen.reason)
@@ -55,7 +55,7 @@ def why_another(began_ms: int, job: TargetJob) -> str | None:
     late_ms = began_ms - job.started_ms
     if late_ms <= CLOCKS_APART_MS:
         return None
-    return f"it began {late_ms / 1000:,.0f} s after this training: another job of that name"
+    return f"it began {late_ms / 1000:,.0f} s after this training: another job with that name"
 
 
 def word(value: object) -> str:

@@ -19,7 +19,8 @@ from tocsin.bus.embedded.tables import TopicCatalogue, transaction
 from tocsin.bus.port import FencedMember, Partition
 
 _FENCED: Final = (
-    "the group gave this partition to another member: drop the state, and poll again to join"
+    "the group gave this partition to another member: discard the state, then poll again to rejoin "
+    "the group"
 )
 
 

@@ -252,7 +252,8 @@ class EmbeddedConsumer(EmbeddedReader):
         def job(db: sqlite3.Connection) -> None:
             if connection.epoch != self._epoch and member is not None:
                 raise FencedMember(
-                    "the file of the bus was replaced: drop the state, and poll again to join"
+                    "the file of the bus was replaced: discard the state, then poll again to "
+                    "rejoin the group"
                 )
             groups.commit(db, connection.catalogue, group, offsets, member=member)
 

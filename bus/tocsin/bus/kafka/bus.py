@@ -320,7 +320,7 @@ class KafkaBus:
         if unknown:
             raise UnknownTopic(
                 f"the bus has no topic {unknown[0]!r}, or this user may not see it: "
-                "'tocsin bus init' creates what is missing"
+                "'tocsin bus init' creates missing topics"
             )
 
     async def _require_partitions(

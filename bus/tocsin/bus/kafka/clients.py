@@ -205,12 +205,12 @@ class KafkaProducer:
                 # aiokafka raises this, too, when no broker has described the topic to it in time.
                 await self._require(partitions, again=True)
                 raise BusUnavailable(
-                    "publishing: no broker has described the topic in time: try again later"
+                    "publishing: no broker sent the topic's metadata in time; try again later"
                 ) from error
         with suppress(asyncio.CancelledError):
             await work
         if self._closing.done():
-            raise BusClosed("the producer was closed meanwhile")
+            raise BusClosed("the producer was closed in the meantime")
         raise BusUnavailable("publishing: no acknowledgement in time")
 
     async def _renew(self) -> None:
@@ -272,7 +272,7 @@ class KafkaReader:
         """Take the partitions and find the places to start from. Raises BusUnavailable."""
         places = {TopicPartition(*partition): place for partition, place in start.items()}
         self._client.assign(list(places))
-        with translated("finding the places to start from"):
+        with translated("finding the start offsets"):
             async with asyncio.timeout(self._request_s):
                 offsets = await self._offsets(places)
         for place, offset in offsets.items():
@@ -292,7 +292,7 @@ class KafkaReader:
         self._check_open()
         self._check_reads(partition)
         place = TopicPartition(*partition)
-        with translated(f"finding a place in {partition.topic}-{partition.number}"):
+        with translated(f"finding an offset in {partition.topic}-{partition.number}"):
             async with asyncio.timeout(self._request_s):
                 offsets = await self._offsets({place: start})
         self._client.seek(place, offsets[place])
@@ -301,7 +301,7 @@ class KafkaReader:
         """The offset of the next record that `poll` would return."""
         self._check_open()
         self._check_reads(partition)
-        with translated(f"position in {partition.topic}-{partition.number}"):
+        with translated(f"reading the position in {partition.topic}-{partition.number}"):
             async with asyncio.timeout(self._request_s):
                 position: int = await self._client.position(TopicPartition(*partition))
         return position
@@ -311,7 +311,7 @@ class KafkaReader:
         position."""
         self._check_open()
         await self._require(sorted({partition.topic for partition in partitions}))
-        with translated("asking for the ends"):
+        with translated("reading the end offsets"):
             async with asyncio.timeout(self._request_s):
                 ends = await self._client.end_offsets(
                     [TopicPartition(*partition) for partition in partitions]

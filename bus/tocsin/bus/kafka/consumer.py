@@ -168,7 +168,7 @@ class KafkaConsumer(KafkaReader):
     async def committed(self, partition: Partition) -> int | None:
         """What the group stored last for that partition; None if nothing."""
         self._check_open()
-        with translated("asking for the committed offset"):
+        with translated("reading the committed offset"):
             async with asyncio.timeout(self._request_s):
                 offset: int | None = await self._client.committed(TopicPartition(*partition))
         return offset

@@ -56,20 +56,20 @@ def explained(error: BaseException, doing: str) -> TocsinError:
     if isinstance(error, _REFUSED):
         return UnusableBus(f"{text}: check the credentials and their permissions")
     if isinstance(error, errors.UnknownTopicOrPartitionError):
-        return UnknownTopic(f"{text}: 'tocsin bus init' creates what is missing")
+        return UnknownTopic(f"{text}: 'tocsin bus init' creates missing topics")
     if isinstance(error, errors.MessageSizeTooLargeError):
         return RecordTooLarge(MAX_RECORD_BYTES + 1, MAX_RECORD_BYTES)
     if isinstance(error, (errors.ConsumerStoppedError, errors.ProducerClosed)):
-        return BusClosed(f"{doing}: it was closed meanwhile")
+        return BusClosed(f"{doing}: the client was closed in the meantime")
     if isinstance(error, _FENCED):
-        return FencedMember(f"{text}: drop the state, and poll again to join")
+        return FencedMember(f"{text}: discard the state, then poll again to rejoin the group")
     if isinstance(error, AssertionError) or _ENDED in said:
-        return FencedMember(f"{text}: this member is of no use any more, join with another one")
+        return FencedMember(f"{text}: the group has expelled this consumer; create a new one")
     if isinstance(error, errors.KafkaConnectionError) and "bootstrap" in said:
         # Its own text repeats the addresses, not what is wrong with them.
         return BusUnavailable(
-            f"{doing}: no broker answers: is it running, is this its address, and may this "
-            "machine reach it?"
+            f"{doing}: no broker answers; check that one is running at this address, and that "
+            "this machine can reach it"
         )
     return BusUnavailable(f"{text}: try again later")
 
@@ -84,17 +84,16 @@ def _tls_trouble(error: BaseException | None) -> str | None:
         if isinstance(error, ssl.SSLCertVerificationError):
             return (
                 f"the broker's certificate is not accepted ({error.verify_message}): bus.tls.ca "
-                "names the authorities to trust, and bus.url must name the broker as its "
-                "certificate does"
+                "must contain its authority, and the host in bus.url must match the certificate"
             )
         if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
             return (
-                f"the broker refuses this client in TLS ({error.reason}): if it asks for a "
-                "certificate, bus.tls.certificate and bus.tls.key name it"
+                f"the broker refuses the TLS connection ({error.reason}): if it requires a client "
+                "certificate, set bus.tls.certificate and bus.tls.key"
             )
         read = error.expected if isinstance(error, asyncio.IncompleteReadError) else None
         if (read or 0) >> 8 == _TLS_ALERT:
-            return "the broker wants TLS at this address: set bus.tls"
+            return "the broker requires TLS at this address: set bus.tls"
         error = error.__cause__ or error.__context__
     return None
 

@@ -269,15 +269,16 @@ async def _settle(admin: AIOKafkaAdminClient, names: Sequence[str]) -> None:
     if unsettled:
         others = f" and {len(unsettled) - 1} more topics" if len(unsettled) > 1 else ""
         raise BusUnavailable(
-            f"the topics are created, but not ready after {_SETTLE_S:g} s: {unsettled[0]}{others}: "
-            "check that all brokers are up, then run 'tocsin bus init' again"
+            f"the topics were created, but are not ready after {_SETTLE_S:g} s: "
+            f"{unsettled[0]}{others}: check that all brokers are up, then run "
+            "'tocsin bus init' again"
         )
 
 
 def _unsettled(name: str, topic: FoundTopic | None) -> str | None:
     """Why a topic cannot be written to yet; None if it can."""
     if topic is None:
-        return f"no broker describes {name}"
+        return f"no broker has metadata of {name}"
     if topic.leaderless:
         first, *rest = topic.leaderless
         more = f" (and {len(rest)} more)" if rest else ""

@@ -113,9 +113,9 @@ def _operation(operation: Operation[Any], answer: str) -> Json:
 _STATUS_TEXTS: Final[Mapping[int, str]] = {
     400: "a parameter is wrong",
     404: "there is no such run, issue or number",
-    405: "the API only reads",
-    501: "a part of tocsin is not installed",
-    503: "the bus does not answer now",
+    405: "the API is read-only",
+    501: "an extra is not installed",
+    503: "the bus does not answer",
 }
 
 

@@ -181,7 +181,7 @@ OPERATIONS: Final[tuple[Operation[Any], ...]] = (
     Operation(
         "list_suspended_receivers",
         "/receivers/suspended",
-        "Receivers that fail and are left alone for now",
+        "Failing receivers to which deliveries are paused",
         requests.Nothing,
         documents.SuspendedReceivers,
         answers.list_suspended_receivers,

@@ -18,11 +18,11 @@ Kind = Literal["wrong_request", "unknown", "not_captured", "method", "bus_away",
 
 _TITLES: Final[Mapping[Kind, tuple[HTTPStatus, str]]] = {
     "wrong_request": (HTTPStatus.BAD_REQUEST, "a parameter is wrong"),
-    "unknown": (HTTPStatus.NOT_FOUND, "there is no such thing"),
+    "unknown": (HTTPStatus.NOT_FOUND, "not found"),
     "not_captured": (HTTPStatus.NOT_FOUND, "this was not captured"),
-    "method": (HTTPStatus.METHOD_NOT_ALLOWED, "the API only reads"),
-    "bus_away": (HTTPStatus.SERVICE_UNAVAILABLE, "the bus does not answer now"),
-    "not_installed": (HTTPStatus.NOT_IMPLEMENTED, "a part of tocsin is not installed"),
+    "method": (HTTPStatus.METHOD_NOT_ALLOWED, "the API is read-only"),
+    "bus_away": (HTTPStatus.SERVICE_UNAVAILABLE, "the bus does not answer"),
+    "not_installed": (HTTPStatus.NOT_IMPLEMENTED, "an extra is not installed"),
 }
 
 STATUSES: Final = tuple(sorted({status.value for status, _ in _TITLES.values()}))
@@ -62,7 +62,7 @@ def wrong_parameters(error: ValidationError) -> ProblemError:
         name = ".".join(map(str, one["loc"])) or "parameters"
         words = one["msg"].removeprefix("Value error, ")
         told.append(
-            f"{name}: there is no such parameter"
+            f"{name}: unknown parameter"
             if one["type"] == "extra_forbidden"
             else f"{name}: {words[:1].lower()}{words[1:]}"
         )

@@ -60,7 +60,7 @@ def resolve(
     bus: BusOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Resolve an issue: it was real, and is over.
+    """Resolve an issue: it was real, and is resolved.
 
     Receivers that were notified of it get a resolve. The rule continues to watch: an issue that
     turns critical or recurs is sent again.

@@ -161,7 +161,7 @@ def bus_load(
 ) -> None:
     """Publish the records of a dump on a bus.
 
-    For a bus of its own: workers of the bus read the records as new ones, and the bus gives them
+    Use a separate bus: workers of the bus read the records as new ones, and the bus gives them
     the time of now. To evaluate a dump, use `tocsin replay --file`, which keeps the times.
     """
     from tocsin.console.context import read_context

@@ -67,8 +67,8 @@ def rules(
             "--standby",
             metavar="MIB",
             min=0,
-            help="On Kafka: memory of each process for the states of the other workers' runs, MiB. "
-            "With them it takes these runs over sooner; 0: without.",
+            help="On Kafka: memory per process, in MiB, for a copy of other workers' rule state. "
+            "Speeds up take-over; 0 disables it.",
         ),
     ] = 256,
     parent: ParentOption = None,

@@ -88,7 +88,7 @@ def formatted(text: str, *, source: str) -> str:
     # NaN, and 1 beside 1.0 and true: compared as they are written.
     same = json.dumps(before.data) == json.dumps(after.data)
     if not same or comments != comments_after or again != new:
-        raise LayoutFailed(f"{source}: cannot be formatted without changing it; it was left alone")
+        raise LayoutFailed(f"{source}: cannot be formatted without changing it; it was not changed")
     return new
 
 

@@ -41,13 +41,13 @@ def warnings_of(
         found.append(warning(action.loc, "stop_without_input", message, hint))
     for action, via in _questions(config):
         loc = (*action.loc, "stop", "approve", "via")
-        message = f"{via!r} does not show the question whether to stop the run"
+        message = f"{via!r} cannot show an approval request"
         hint = "a receiver of the type email or chat"
         found.append(warning(loc, "question_not_shown", message, hint))
     permitted = {name for entry in config.policy for name, _ in entry.named()}
     for name in config.targets:
         if name not in permitted:
-            message = f"no job is ended by the target {name!r}: no entry of 'policy' names it"
+            message = f"the target {name!r} ends no job: no entry of 'policy' names it"
             hint = f"policy: [{{match: {{team: vision}}, may_stop_on: [{name}]}}]"
             found.append(warning(("targets", name), "unused_target", message, hint))
     kinds = TargetKinds()
@@ -55,10 +55,12 @@ def warnings_of(
         found += map(sources.placed, kinds.kind_of(target).warnings(target, ("targets", name)))
     for stop, loc, name in _too_patient(config, permitted):
         given = format_duration(config.targets[name].grace)
-        message = f"{format_duration(stop.grace)} of grace, but target {name!r} gives {given}"
+        message = (
+            f"a grace of {format_duration(stop.grace)}, but target {name!r} gives only {given}"
+        )
         found.append(warning(loc, "grace_of_target", message, f"grace: {given}"))
     if not specs:
-        message = "no rule is on: nothing is watched"
+        message = "no rule is enabled: nothing is checked"
         found.append(warning(("defaults", "rules"), "no_rules", message, "rules: all"))
     return hide_lines(sources, found)
 

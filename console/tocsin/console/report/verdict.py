@@ -123,7 +123,7 @@ def _end(numbers: RunNumbers, view: RunView | None, now_ms: int) -> str:
     if view.state == "running":
         return f"Run {run_id} is running: {steps}{since} so far.{begin}"
     if view.state == "lost":
-        return f"Run {run_id} was lost: after {steps} nothing more was heard of it.{begin}"
+        return f"Run {run_id} was lost: after {steps} there were no more records.{begin}"
     how = _ENDS.get(view.outcome or "", "ended")
     code = ""
     if view.outcome == "failed" and view.exit_code is not None:
@@ -171,7 +171,7 @@ def _next(issues: Sequence[IssueFiring], sections: Sequence[Section]) -> str:
     if main is not None and main.remedy:
         told = f"What to try: {plain_line(main.remedy).rstrip('.')}."
         if (good := main.last_good_checkpoint) is not None:
-            told += f" The checkpoint to go back to is {plain_line(good.path)}"
+            told += f" The checkpoint to resume from is {plain_line(good.path)}"
             told += f" (step {number_text(good.step)})."
         return told
     hints = [one.title for one in sections if one.status in _JUDGED and one.advice]

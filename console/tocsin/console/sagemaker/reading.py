@@ -97,7 +97,7 @@ def read_json(text: str, source: str) -> Document:
         if isinstance(error, json.JSONDecodeError):
             line, column, said = error.lineno, error.colno, error.msg
         comment = "//" in text.splitlines()[line - 1 : line][0][column - 1 :] if text else False
-        hint = "JSON has no comments: remove it" if comment else None
+        hint = "JSON has no comments: remove this one" if comment else None
         problem = PlacedProblem(source, line, column, "syntax", f"not valid JSON: {said}", hint)
         raise ConfigProblems([problem], text) from None
     # Within JSON a tab is white space; YAML, which JSON is a part of, is read with places.

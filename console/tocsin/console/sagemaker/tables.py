@@ -217,8 +217,8 @@ RULES: Final[Sequence[OldRule]] = (
             _same("min_diag", "0.9"),
             _same("max_off_diag", "0.1"),
         ),
-        note="Each class is measured against its own row. Against the sum of the diagonal, as the "
-        "documentation of the other has it, perfect predictions of ten classes fire.",
+        note="Each class is measured against its own row. SageMaker's documented formula divides "
+        "by the sum of the diagonal, so it fires on perfect predictions of ten classes.",
     ),
     OldRule(
         "FeatureImportanceOverweight",
@@ -320,7 +320,7 @@ RULES: Final[Sequence[OldRule]] = (
         "StepOutlier",
         (
             _same("stddev", "5", note="3 in its code; printed as minutes there"),
-            _gone("mode", "", "steps of training are looked at"),
+            _gone("mode", "", "only steps of training are checked"),
             _same("n_outliers", "10", "whole"),
             _SCAN_INTERVAL,
         ),
@@ -359,9 +359,9 @@ NEVER_FIRED: Final[Mapping[str, str]] = {
     "GPUMemoryIncrease": "It compares a window with the same one, moved by one sample. With its "
     "documented 500 samples the mean moves by at most 0.4 points of the 10 that it takes.",
     "LoadBalancing": "In its last published source the loop over pairs of GPUs compares one GPU "
-    "with itself: 90 % beside 5 % is no difference.",
-    "MaxInitializationTime": "As a part of ProfilerReport, which is how it runs, the clock that it "
-    "looks at never moves.",
+    "with itself: 90 % and 5 % are then equal.",
+    "MaxInitializationTime": "It only runs inside ProfilerReport, where the clock that it reads "
+    "never advances.",
     "StepOutlier": "The spread that it measures outliers by contains them: where each tenth step "
     "takes twenty times as long, none is found, since three deviations are more than any step.",
 }

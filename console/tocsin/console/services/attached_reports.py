@@ -69,7 +69,9 @@ class AttachedReports:
             self._without(run_id, type(error).__name__)
             return None
         if not report.startswith(_BEGINNING) or len(report) > MAX_BYTES:
-            self._without(run_id, f"{len(report)} bytes that are no report" if report else "error")
+            self._without(
+                run_id, f"{len(report)} bytes that are not a report" if report else "error"
+            )
             return None
         self._kept[run_id] = (self._clock(), report)
         if len(self._kept) > _KEPT:

@@ -113,13 +113,13 @@ class Orders:
 
 def _pid(text: str) -> int:
     if not 0 < (pid := int(text)) < 2**31:
-        raise ValueError(f"{pid} is no process")
+        raise ValueError(f"{pid} is not a process")
     return pid
 
 
 def _seconds(text: str) -> float:
     if not 0 <= (seconds := float(text)) < math.inf:
-        raise ValueError(f"{seconds} is no duration")
+        raise ValueError(f"{seconds} is not a duration")
     return seconds
 
 

@@ -27,7 +27,7 @@ FINISH_S: Final = 2.5
 
 NOT_INSTALLED: Final = (
     "runs are not archived: the extra 'store' is not installed; "
-    "try, in the clone that you installed from: pip install '.[store]', or set `store: off`"
+    "in the clone that you installed from, run: pip install '.[store]', or set `store: off`"
 )
 
 

@@ -22,7 +22,7 @@ _HOUR_MS: Final = 3_600_000
 METHOD: Final = (
     "hours are device-hours: hours times accelerators (times ranks on the CPU). saved: an estimate "
     "of what was left of the runs that were stopped, by their planned steps or their time limit. "
-    "would save: from the decision to the end of the run, or to what was last heard of it. wrong: "
+    "would save: from the decision to the end of the run, or to its last record. wrong: "
     "the part of both in runs whose issue people called a false alarm"
 )
 

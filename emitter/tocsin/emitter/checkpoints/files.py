@@ -191,9 +191,9 @@ def _safetensors(path: Path, file: BinaryIO, size: int) -> Iterator[Block]:
     try:
         header = json.loads(file.read(length))
     except (ValueError, RecursionError) as error:
-        raise Torn(f"{path.name}: its header is no JSON") from error
+        raise Torn(f"{path.name}: its header is not JSON") from error
     if not isinstance(header, dict):
-        raise Torn(f"{path.name}: its header is no mapping")
+        raise Torn(f"{path.name}: its header is not a mapping")
     for name, entry in header.items():
         if name == "__metadata__":
             continue

@@ -312,10 +312,10 @@ def _sizes(found: object) -> tuple[int, ...]:
     if isinstance(found, UnknownObject):  # torch.Size
         found = found.args[0] if isinstance(found.args, tuple) and found.args else ()
     if not isinstance(found, tuple | list):
-        raise BadPickle("the shape of a tensor is no tuple")
+        raise BadPickle("the shape of a tensor is not a tuple")
     sizes = tuple(each for each in found if isinstance(each, int) and each >= 0)
     if len(sizes) != len(found):
-        raise BadPickle("the shape of a tensor has what is no size")
+        raise BadPickle("the shape of a tensor contains a value that is not a size")
     return sizes
 
 

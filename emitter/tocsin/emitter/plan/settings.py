@@ -163,7 +163,7 @@ def _full(options: Mapping[str, Any]) -> FullTensors:
     if budget is not None:
         match = _SIZE.fullmatch(budget)
         if match is None:
-            raise ValueError(f"full_tensors: {budget!r} is no size")
+            raise ValueError(f"full_tensors: {budget!r} is not a size")
         size_bytes = round(float(match[1]) * _SIZES[match[2]])
     given = {key: options[key] for key in ("endpoint", "region") if options.get(key) is not None}
     return FullTensors(options.get("url"), size_bytes, given)

@@ -267,7 +267,7 @@ class Rank:
     def _end_agreement(self, why: str, step: int) -> None:
         self._agreed = None
         self.awake = self._command is not None
-        self._degraded("stop_agreement", f"each rank leaves at its own exit point: {why}", step)
+        self._degraded("stop_agreement", f"each rank exits independently: {why}", step)
 
     def _degraded(self, probe: str, reason: str, step: int) -> None:
         logger.warning("stop: %s", reason)

@@ -184,7 +184,9 @@ def _after(original: Callable[P, R], then: Callable[[], None]) -> Callable[P, R]
             if from_signal(error):
                 raise
             reason = (str(error) or type(error).__name__).splitlines()[0]
-            logger.warning("each rank leaves at its own exit point when it is stopped: %s", reason)
+            logger.warning(
+                "on a stop, ranks will exit independently, not at the same step: %s", reason
+            )
         return result
 
     wrapped._tocsin = True  # type: ignore[attr-defined]  # marks it as wrapped

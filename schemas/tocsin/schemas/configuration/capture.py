@@ -134,7 +134,7 @@ class CollectionConfig(ScheduleConfig):
         default_factory=dict, examples=[{"eval": "off"}]
     )
     """`train`, `eval`, `predict` and `global`, each with its schedule or `off`; `global` applies to
-    every mode without a section of its own. In `eval` and `predict` there are `losses`,
+    every mode without its own section. In `eval` and `predict` there are `losses`,
     `activations` and `inputs`; the latter two count batches of these evaluations, not steps."""
 
 
@@ -257,10 +257,10 @@ def _collection(
     kind = name if name in KINDS else None if found is None else found.of
     for mode, entry in modes.items():
         if kind is not None and entry != "off" and mode not in ("global", *modes_of(kind)):
-            message = f"{kind} cannot differ in {mode}: nothing but a training step changes them"
+            message = f"{kind} cannot have a schedule in {mode}: only training steps change them"
             problems.append(Problem((*loc, "modes", mode), message, hint="remove it", at="key"))
     if "train" in modes and any(key in raw for key in _SCHEDULE):
-        message = "train has a schedule beside 'modes' already"
+        message = "train already has a schedule outside 'modes'"
         hint = "remove one of the two"
         problems.append(Problem((*loc, "modes", "train"), message, hint=hint, at="key"))
     if found is not None:
@@ -303,12 +303,12 @@ def _wrong_name(name: str, raw: Plain, loc: Loc) -> Iterator[Problem]:
         yield Problem(loc, str(error), "name", at="key")
         return
     if name in OWN_FRAMES:
-        message = f"{name!r} is the name of a collection that comes with others"
+        message = f"{name!r} is the name of a built-in collection"
         yield Problem(loc, message, "name", "another name", at="key")
     elif not isinstance(raw, dict) or "of" not in raw:
         near = did_you_mean(name, KINDS, list_up_to=0)
         if near is None and isinstance(raw, dict):
-            message = "a collection with a name of your own needs the key 'of'"
+            message = "a custom collection needs the key 'of'"
             yield Problem(loc, message, "missing_key", "of: weights")
         else:
             message = f"unknown collection {quoted(name)}"
@@ -327,13 +327,13 @@ def _wrong_schedule(schedule: ScheduleConfig, loc: Loc) -> Iterator[Problem]:
         # These are the steps that are saved; `every` decides those that are summarised.
         return
     if "every" in given:
-        message = "beside 'steps', 'every' is a number"
-        hint = "leave it out to have only those steps"
+        message = "with 'steps', 'every' must be a number"
+        hint = "omit it to capture only these steps"
         yield Problem((*loc, "every"), message, hint=hint)
         return
     for key in ("start", "end"):
         if key in given:
-            message = f"{key!r} bounds 'every', which is not there, and not 'steps'"
+            message = f"{key!r} limits 'every', which is missing; it does not apply to 'steps'"
             yield Problem((*loc, key), message, hint="every: 10", at="key")
 
 
@@ -356,7 +356,7 @@ def _wrong_choice(
     if name in KINDS:
         for key in ("of", *_SELECTORS):
             if key in found.model_fields_set:
-                message = f"{key!r} is for collections with a name of your own"
+                message = f"{key!r} is only for custom collections"
                 hint = f"my-{name}: {{of: {name}, match: …}}"
                 yield Problem((*loc, key), message, hint=hint, at="key")
         kind: Kind = name
@@ -381,7 +381,7 @@ def _wrong_choice(
     known = columns_of(kind)
     for index, column in enumerate(found.columns or ()):
         if column not in known:
-            message = f"there is no column {quoted(column)} of {kind}"
+            message = f"unknown column {quoted(column)} of {kind}"
             near = did_you_mean(column, known, list_up_to=30)
             yield Problem((*loc, "columns", index), message, hint=near)
 

@@ -181,7 +181,9 @@ class _Composer:
         hidden = _HIDDEN_BREAK.search(text)
         if hidden:
             # YAML 1.1, and so PyYAML, begins a line there; YAML 1.2 and editors do not.
-            message = f"a character (U+{ord(hidden[0]):04X}) that some take for a line break"
+            message = (
+                f"a character (U+{ord(hidden[0]):04X}) that some programs read as a line break"
+            )
             hint = "remove it, or write it as an escape in double quotes"
             self._fatal(_place_in(text, hidden.start()), "syntax", message, hint)
         if size > MAX_BYTES:
@@ -222,7 +224,7 @@ class _Composer:
             PlacedProblem(self.source, place.line, place.column, code, message, hint, hide_value)
         )
         if stop and len(self.problems) >= MAX_PROBLEMS:
-            self._fatal(place, "too_many_problems", f"reading ended after {MAX_PROBLEMS} problems")
+            self._fatal(place, "too_many_problems", f"stopped after {MAX_PROBLEMS} problems")
 
     def _fatal(
         self,
@@ -315,7 +317,7 @@ class _Composer:
             return None
         earlier = node.children.get(key)
         if earlier is not None and earlier.key is not None:
-            message = f"the key {_short(key)!r} was given already in line {earlier.key.line}"
+            message = f"the key {_short(key)!r} is already set in line {earlier.key.line}"
             self._note(place, "duplicate_key", message, "keep one of them")
             return None
         if key == "<<":

@@ -163,7 +163,7 @@ def parse_rules(raw: Plain, problems: list[Problem]) -> tuple[RuleEntry, ...]:
         if entry is None:
             continue
         if entry.name in entries:
-            message = f"the rule {entry.name!r} is listed already"
+            message = f"the rule {entry.name!r} is already listed"
             hint = f"{{name: another-name, use: {entry.use}, …}} for a second instance"
             problems.append(
                 Problem(
@@ -229,7 +229,7 @@ def _parse_long_rule(raw: dict[str, Plain], loc: Loc, problems: list[Problem]) -
             if names.get("name"):
                 names[key] = str(value)
             elif raw.get("name") is None:
-                message = "a rule in a file needs a name of its own"
+                message = "a rule in a file needs a name"
                 problems.append(Problem((*loc, key), message, "missing_key", "name: my-rule"))
                 return None
         elif key == "use" and _is_path(value):
@@ -275,7 +275,7 @@ def _in_a_file(raw: Plain, loc: Loc, problems: list[Problem]) -> bool:
     if CUSTOM_USE.fullmatch(str(raw)):
         return True
     path = str(raw).partition(":")[0]
-    message = "expected the name of a rule, or FILE.py:CLASS for one of your own"
+    message = "expected the name of a rule, or FILE.py:CLASS for a custom rule"
     hint = f"{path}:MyRule" if path.endswith(".py") else "rules/my_rule.py:MyRule"
     problems.append(Problem(loc, message, "name", hint))
     return False
@@ -386,7 +386,7 @@ def _parse_label(raw: Plain, loc: Loc, problems: list[Problem]) -> str | None:
 
 def _receiver_name(name: object) -> str:
     if name in _RESERVED:
-        raise ValueError(f"{name!r} is a word of the configuration: give the receiver another name")
+        raise ValueError(f"{name!r} is a reserved word: give the receiver another name")
     return parse_name(name)
 
 

@@ -239,7 +239,10 @@ def load_config(
 
 def shared_config(why: str) -> str:
     """The warning about a file that others can write to; `why` as in `LoadedConfig.shared`."""
-    return f"{why}: they decide where your runs' messages go, and what stops them; `chmod go-w` it"
+    return (
+        f"{why}: they can change where your runs' messages go and what stops the runs; "
+        "run `chmod go-w` on it"
+    )
 
 
 def _refuse_foreign(config: Config, shared: str) -> None:
@@ -256,7 +259,7 @@ def _refuse_foreign(config: Config, shared: str) -> None:
     ]
     if named:
         raise ConfigurationError(
-            f"{shared}, and the file names {' and '.join(named)}: it is not used only because it "
+            f"{shared}, and the file sets {' and '.join(named)}: it is not used just because it "
             f"is in the working folder; if you trust it, use `--config {DEFAULT_FILE}`, or set "
             f"{CONFIG_VARIABLE}"
         )
@@ -365,8 +368,10 @@ def _optional(
 def _code_of_others(config: Config, shared: str) -> Iterator[Problem]:
     for rule in config.rules:
         if CUSTOM_USE.fullmatch(rule.use):
-            message = f"the rule is not loaded: {shared}, and could name any code here"
-            yield Problem(rule.at("use"), message, "rule_not_loaded", "make the file yours alone")
+            message = f"the rule is not loaded: {shared}, and could make it run any code"
+            yield Problem(
+                rule.at("use"), message, "rule_not_loaded", "make the file writable only by you"
+            )
 
 
 def _placed(sources: Sources, problems: Iterable[Problem]) -> list[PlacedProblem]:
@@ -381,7 +386,7 @@ def _placed(sources: Sources, problems: Iterable[Problem]) -> list[PlacedProblem
     by_place = sorted(map(sources.placed, problems), key=sources.order)
     placed += [one for one in by_place[:MAX_PROBLEMS] if one.place not in taken]
     if left_out := by_place[MAX_PROBLEMS:]:
-        message = "there are more problems from here on; they are not listed"
+        message = "more problems follow; they are not listed"
         placed.append(
             PlacedProblem(*left_out[0].place, "too_many_problems", message, hide_value=True)
         )

@@ -23,7 +23,7 @@ _PLACE: Final = re.compile(r"\{[^}]*\}?")
 
 def _url(value: str | SecretRef) -> str | SecretRef:
     if isinstance(value, str) and set(_PLACE.findall(value)) - {SENDER}:
-        raise ValueError(f"expected no other placeholder than {SENDER}")
+        raise ValueError(f"expected only the placeholder {SENDER}")
     return value
 
 

@@ -77,7 +77,7 @@ def policy_problems(policy: Sequence[PolicyEntry], targets: Collection[str]) -> 
     """Entries that name no target, or one that the section `targets` does not have."""
     for entry in policy:
         if not entry.may_stop_on:
-            hint = "remove the entry: without one, no backend is asked"
+            hint = "remove the entry: without one, no backend is used"
             message = "expected the name of a target"
             yield Problem((*entry.loc, "may_stop_on"), message, "empty_policy", hint)
         for name, loc in entry.named():

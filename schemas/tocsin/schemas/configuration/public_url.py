@@ -33,7 +33,7 @@ def parse_public_url(value: object) -> str:
     if not usable:
         raise ValueError("expected a URL of a host, like https://tocsin.example.com")
     if parts.scheme != "https" and not _is_loopback(parts.hostname or ""):
-        raise ValueError("expected https: who reads a link on its way can answer with it")
+        raise ValueError("expected https: anybody who intercepts a link can answer with it")
     return value.rstrip("/")
 
 

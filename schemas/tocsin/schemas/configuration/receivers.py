@@ -31,7 +31,7 @@ class RetryConfig(Section):
 
 
 class CircuitBreakerConfig(Section):
-    """When to leave a failing receiver alone; its deliveries wait meanwhile, and none is lost."""
+    """When to pause deliveries to a failing receiver; they wait, and none is lost."""
 
     failures: int = Field(default=5, ge=1, le=1000, examples=[5])
     """After how many deliveries in a row that fail. A single delivery that the receiver cannot
@@ -74,7 +74,7 @@ class ReceiverConfig(Section):
     concurrency: int | None = Field(default=None, ge=1, le=1000, examples=[4])
     """Attempts at the same time, at most. The default depends on the kind: 16 for most."""
     circuit_breaker: CircuitBreakerConfig = Field(default_factory=CircuitBreakerConfig)
-    """When to leave it alone for a while."""
+    """When to pause deliveries to a failing receiver."""
     urgent: UrgentConfig | None = Field(default=None, examples=[{"every": "60s", "for": "1h"}])
     """How often to repeat notices until somebody answers; absent: as `repeat_interval` says."""
     links: bool = Field(default=True, examples=[False])

@@ -38,7 +38,7 @@ class NamedParts:
                 if via is not None and via not in known:
                     yield _unknown_receiver(via, (*action.loc, "stop", "approve", "via"), known)
                 if action.kind == "by_route" and not self._raw.get("routes"):
-                    message = "expected the section 'routes': by_route notifies by it"
+                    message = "expected a section 'routes', which by_route needs"
                     yield Problem(action.loc, message, "no_routes", "a receiver's name")
         for route in routes:
             for name, loc in route.named():
@@ -80,7 +80,7 @@ def named_twice(entries: Iterable[RouteEntry | InhibitEntry], what: str) -> Iter
     seen: set[str] = set()
     for entry in entries:
         if entry.name is not None and entry.name in seen:
-            message = f"there is {what} {entry.name!r} already: give this one another name"
+            message = f"there is already {what} {entry.name!r}: give this one another name"
             yield Problem((*entry.loc, "name"), message, "duplicate_name")
         seen.add(entry.name or "")
 

@@ -53,7 +53,7 @@ def parse_bus_url(value: object) -> str:
         if value.startswith("embedded:") and len(value) > len("embedded:"):
             return value
         if value.startswith("kafka://") and "@" in value:
-            raise ValueError("a user or password does not belong into the URL: use bus.sasl")
+            raise ValueError("a user or password does not belong in the URL: use bus.sasl")
         if _KAFKA_URL.fullmatch(value):
             return value
     raise ValueError(
@@ -212,8 +212,8 @@ class DefaultsConfig(Section):
     """What the issues of one message have in common: `run`, `rule`, `severity`, or labels of the
     run. Applies to receivers for people: mail, chat and SMS."""
     group_wait: GroupWait = Field(default=timedelta(0), examples=["2s"])
-    """How long the first issue of a group waits for others, at most 10m. `0s`: each issue has a
-    message of its own. A stop never waits. Unit: a duration."""
+    """How long the first issue of a group waits for others, at most 10m. `0s`: each issue has
+    its own message. A stop never waits. Unit: a duration."""
     repeat_interval: RepeatInterval | None = Field(default=None, examples=["4h"])
     """How often to repeat a notice while the issue is active and nobody has acknowledged it, at
     least 10s; absent: never. Unit: a duration."""

@@ -241,7 +241,7 @@ class Sources:
     def _twice(self, document: Document, loc: Loc) -> PlacedProblem:
         earlier = self.place(loc, at="key")
         what = ".".join(quoted(str(part)).strip("'") for part in loc)
-        message = f"{what!r} was given already in {earlier}"
+        message = f"{what!r} is already set in {earlier}"
         return _problem(document, loc, message, "duplicate_key", "keep one of them")
 
 

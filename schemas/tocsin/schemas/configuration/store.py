@@ -29,7 +29,7 @@ def _url(value: str) -> str:
     if "://" in value and not value.startswith(BUCKETS):
         raise ValueError("expected a folder, or s3://BUCKET/PREFIX (also gs:// and az://)")
     if "@" in value.partition("://")[2].partition("/")[0]:
-        raise ValueError("credentials do not belong into the URL: they come from the environment")
+        raise ValueError("credentials do not belong in the URL: they come from the environment")
     return value
 
 
@@ -40,7 +40,7 @@ def _endpoint(value: str) -> str:
 
 
 class KeepConfig(Section):
-    """How much the store may hold. Beyond that, the oldest runs that are over are deleted."""
+    """How much the store may hold. Beyond that, the oldest ended runs are deleted."""
 
     runs: Kept | None = Field(default=None, examples=[500])
     """The largest number of runs. Absent: no limit."""

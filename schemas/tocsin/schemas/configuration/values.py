@@ -177,7 +177,7 @@ def parse_http_url(value: object) -> str:
         except ValueError:
             usable = False
         if usable and "@" in parts.netloc:
-            raise ValueError("a user or password does not belong into a URL: use headers")
+            raise ValueError("a user or password does not belong in a URL: use headers")
         if usable:
             return value
     raise ValueError("expected a URL like https://hooks.example.com/ml, or {secret: NAME}")

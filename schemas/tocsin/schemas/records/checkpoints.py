@@ -17,20 +17,22 @@ VERIFIED_STEPS: Final = 50
 class Checkpoint(Model):
     """A checkpoint file that a run has written."""
 
-    path: Text = Field(description="file or folder, as the training named it")
+    path: Text = Field(description="file or folder, as the training names it")
     step: Annotated[int, Field(ge=-1, le=MAX_INT)] = Field(
-        description="the last step that is in it; -1 before the first step"
+        description="the last step included in it; -1 before the first step"
     )
-    size_bytes: Whole | None = Field(default=None, description="None: not known")
+    size_bytes: Whole | None = Field(default=None, description="None if not known")
     finite: bool | None = Field(
-        default=None, description="whether what was saved was finite, where known"
+        default=None, description="whether the saved numbers were finite; None if not known"
     )
     verified: bool | None = Field(
         default=None,
-        description="whether enough healthy steps followed it, where an issue or a stop names it",
+        description=(
+            "whether enough healthy steps followed it; set where an issue or a stop names it"
+        ),
     )
     whole: bool | None = Field(
-        default=None, description="whether its files are whole, where they were read"
+        default=None, description="whether its files are complete; None if they were not read"
     )
 
     @property
@@ -58,8 +60,9 @@ class CheckpointWritten(RunData):
 
 @EVENT_TYPES.register
 class CheckpointRead(RunData):
-    """What a checkpoint holds: read after it was written, apart from the training, and without
-    unpickling it."""
+    """What was found in a checkpoint. A separate process reads it after it was written, without
+    unpickling it.
+    """
 
     model_config = example(
         run_id="gpt-2026-11-21",
@@ -76,22 +79,31 @@ class CheckpointRead(RunData):
     event_type: ClassVar[str] = "tocsin.run.checkpoint_read"
 
     checkpoint: Checkpoint
-    unread: Text = Field(default="", description="why it could not be read; then nothing is known")
+    unread: Text = Field(
+        default="", description="why it could not be read; there is no result then"
+    )
     changed: bool = Field(
-        default=False, description="it was written again meanwhile; then nothing is known"
+        default=False,
+        description="it was overwritten while it was read; the result does not apply to it",
     )
     complete: bool = Field(
-        default=True, description="whether all numbers were read; else the beginning of each tensor"
+        default=True,
+        description="whether all numbers were read; otherwise only the beginning of each tensor",
     )
-    torn: Text = Field(default="", description="what is missing of its files; empty: nothing")
-    tensors: Whole = Field(default=0, description="tensors of floating point that were found")
-    matrices: Whole = Field(default=0, description="those of them with two dimensions or more")
+    torn: Text = Field(
+        default="", description="what is missing from its files; empty if nothing is"
+    )
+    tensors: Whole = Field(default=0, description="number of floating-point tensors found")
+    matrices: Whole = Field(default=0, description="number of these with at least two dimensions")
     bytes_read: Whole = 0
     nonfinite: Many[Word] = Field(
-        default=(), description="tensors with NaN or Inf, the first names; not masks of -Inf"
+        default=(),
+        description="names of the first tensors with NaN or Inf; masks of -Inf do not count",
     )
     nonfinite_tensors: Whole = 0
-    zeros: Many[Word] = Field(default=(), description="matrices of zeros only, the first names")
+    zeros: Many[Word] = Field(
+        default=(), description="names of the first matrices that are all zero"
+    )
     zero_tensors: Whole = 0
 
     def updated(self, checkpoint: Checkpoint) -> Checkpoint:
@@ -107,7 +119,7 @@ class CheckpointRead(RunData):
 
 @EVENT_TYPES.register
 class CheckpointPinned(RunData):
-    """The checkpoint to go back to has got a second name, which no rotation of the job deletes."""
+    """The checkpoint to resume from has a second name, which the job's rotation does not delete."""
 
     model_config = example(
         run_id="gpt-2026-11-21",
@@ -121,5 +133,5 @@ class CheckpointPinned(RunData):
 
     checkpoint: Checkpoint
     how: Literal["hard_link", "copy"]
-    pinned: Text = Field(default="", description="its second name; empty: it has no second one")
-    reason: Text = Field(default="", description="why it has no second name")
+    pinned: Text = Field(default="", description="the second name; empty if pinning failed")
+    reason: Text = Field(default="", description="why pinning failed")

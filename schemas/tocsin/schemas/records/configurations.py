@@ -25,10 +25,10 @@ def run_worker(run_id: str) -> str:
 
 @EVENT_TYPES.register
 class ConfigurationRefused(Data):
-    """A worker goes on with its old configuration, since the new one cannot be used.
+    """A worker keeps its old configuration because the new one cannot be used.
 
-    On the partition `WORKERS_PARTITION` of the control topic, under the worker's name; its
-    tombstone follows when the worker has taken over a configuration, or has ended.
+    The record is on the partition `WORKERS_PARTITION` of the control topic, under the worker's
+    name. A tombstone follows when the worker has applied a configuration, or has ended.
     """
 
     model_config = example(

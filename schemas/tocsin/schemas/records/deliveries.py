@@ -49,58 +49,66 @@ FINAL_STATES: Final = frozenset({"delivered", "rejected", "suppressed", "expired
 
 
 class Attempt(Model):
-    """One attempt that was made. `result` never holds the peer's body."""
+    """One delivery attempt. `result` never contains the body of the response."""
 
-    at_ms: Millis = Field(description="when it was made")
+    at_ms: Millis = Field(description="when the attempt was made")
     result: Word = Field(
         max_length=300,
         examples=["503 Service Unavailable"],
-        description="what the peer answered, in a few words",
+        description="the response of the receiver, in a few words",
     )
-    retry: bool = Field(description="whether it is worth another attempt")
+    retry: bool = Field(description="whether another attempt makes sense")
     duration_ms: Whole = Field(default=0, description="how long it took, milliseconds")
 
 
 class Repeats(Model):
     """How often a notice is repeated while its issue is active and nobody has answered it."""
 
-    every_ms: Positive | None = Field(default=None, description="None: not, but for the urgent")
-    urgent_every_ms: Positive | None = Field(default=None, description="until `urgent_until_ms`")
+    every_ms: Positive | None = Field(
+        default=None, description="None: only urgent notices are repeated"
+    )
+    urgent_every_ms: Positive | None = Field(
+        default=None, description="interval until `urgent_until_ms`"
+    )
     urgent_until_ms: Millis = Field(default=0, description="until when the notice is urgent")
-    wait_ms: Whole = Field(default=0, description="within which time repeats are one message")
+    wait_ms: Whole = Field(
+        default=0, description="repeats that are due within this time are sent as one message"
+    )
 
 
 class Approval(Model):
-    """The question whether a run is to be stopped, and the answers so far."""
+    """The request for approval of a stop, and the answers so far."""
 
-    why: Text = Field(description="why people are asked: the mode, or the limit")
-    until_ms: Millis = Field(description="how long it waits for answers")
+    why: Text = Field(description="why approval is required: the mode, or the limit")
+    until_ms: Millis = Field(description="when the request expires")
     on_timeout: Literal["skip", "stop"] = Field(
         default="skip", description="what happens without an answer in time"
     )
-    quorum: Positive = Field(default=1, description="how many people must approve")
+    quorum: Positive = Field(default=1, description="number of people who must approve")
     by: Many[Word] = Field(default=(), max_length=16, description="who has approved")
     decided_ms: Millis | None = Field(
-        default=None, description="when the stop was released; None while it waits"
+        default=None, description="when the stop was released; None while it is pending"
     )
 
 
 class BackendStop(Model):
-    """The backend that is to end a job whose launcher has not ended it."""
+    """The backend that ends a job if its launcher has not ended it."""
 
     target: Word = Field(max_length=100, description="its name in the configuration")
-    job: SchedulerJob = Field(description="as this incarnation of the run has recorded it")
+    job: SchedulerJob = Field(description="the job, as this incarnation of the run has recorded it")
     started_ms: Millis = Field(default=0, description="when this incarnation started")
-    permitted_by: Word = Field(max_length=300, description="the line of the policy")
-    begun_ms: Millis = Field(description="when it was its turn")
+    permitted_by: Word = Field(max_length=300, description="the line of the policy that permits it")
+    begun_ms: Millis = Field(description="when the backend's turn came")
     asked_ms: Millis | None = Field(
-        default=None, description="when it has accepted to end the job; None: not yet"
+        default=None, description="when the backend accepted the request; None: not yet"
     )
 
 
 @EVENT_TYPES.register
 class Delivery(Data):
-    """The newest state of one notice or stop: written before the first attempt and after each."""
+    """The newest state of a notice or a stop. It is written before the first attempt and after
+    each.
+    """
 
     model_config = example(
         delivery_id="7f8a4a1c-9f3b-5a2b-8a55-5b0c0c2b7d11",
@@ -125,85 +133,99 @@ class Delivery(Data):
 
     event_type: ClassVar[str] = "tocsin.delivery"
 
-    delivery_id: Id = Field(description="the same in all attempts, from whichever process")
+    delivery_id: Id = Field(description="the same in all attempts, whichever process makes them")
     issue_id: Id = Field(description="the issue that it is about")
     run_id: RunId
     incarnation: Incarnation
     rule: str = Field(max_length=100, description="the rule instance that found the issue")
     issue_state: IssueState = Field(description="the state of the issue that it reports")
     issue_times: Positive = Field(
-        default=1, description="how many times the issue's condition had come"
+        default=1, description="how many times the issue's condition had occurred"
     )
     occasion: str = Field(
         default="",
         max_length=32,
-        description="why it is sent: the issue is `new`, `worse`, `resolved` or `acknowledged` by "
-        "a person, this is a `repeat`, a `drill`, or `late`: the first notice, because an earlier "
-        "one was held, or `stopped`: its message is edited, since the stop of its run has ended; "
-        "`digest`: it is about no issue, and `issue_id` is that of the interval; empty in entries "
-        "of earlier releases",
+        description=(
+            "why it is sent. `new`, `worse`, `resolved`, `acknowledged`: what happened to the "
+            "issue. `repeat`: a reminder. `drill`: a test. `late`: first notice, because earlier "
+            "ones were held back. `stopped`: the message is edited because the stop has finished. "
+            "`digest`: it is about no issue, and `issue_id` is the id of the interval. Empty in "
+            "entries of earlier releases."
+        ),
     )
-    severity: Severity | None = Field(default=None, description="of the issue in this state")
+    severity: Severity | None = Field(
+        default=None, description="severity of the issue in this state"
+    )
     group: Word = Field(
-        default="", max_length=500, description="what it has in common with others of its message"
+        default="",
+        max_length=500,
+        description="what it has in common with the other notices of its message",
     )
     sent_as: Id | None = Field(
         default=None,
-        description="the id of the message, if it is sent together with others; else that of the "
-        "delivery",
+        description=(
+            "the id of the message, if it is sent together with others; otherwise the message has "
+            "the delivery's id"
+        ),
     )
-    repeat: Whole = Field(default=0, description="which repeat it is; 0 in other notices")
+    repeat: Whole = Field(default=0, description="the number of the repeat; 0 for other notices")
     repeats: Repeats | None = Field(
-        default=None, description="how often it is repeated; None: it is not"
+        default=None, description="how often it is repeated; None: never"
     )
     action: str = Field(max_length=100, description="the receiver's name, or `stop`")
     kind: str = Field(max_length=32, description="webhook, stop, …")
-    state: DeliveryState = Field(description="the last four are final")
+    state: DeliveryState = Field(description="all states except `pending` are final")
     reason: Text = Field(description="why it is in this state")
     held: HeldBy | None = Field(
-        default=None, description="what kept it from being sent, if it was suppressed for that"
+        default=None, description="what held it back, if it is suppressed for that reason"
     )
     decided_by: Word = Field(
-        default="", max_length=300, description="the config line, or the default, that requested it"
+        default="",
+        max_length=300,
+        description="the configuration line, or the default, that requested it",
     )
     created_ms: Millis = Field(description="when it was decided")
     updated_ms: Millis = Field(description="when this state was written")
-    attempts: Whole = Field(default=0, description="made so far")
+    attempts: Whole = Field(default=0, description="number of attempts so far")
     last_attempts: Many[Attempt] = Field(
-        default=(), max_length=8, description="the newest, oldest first"
+        default=(), max_length=8, description="the newest attempts, oldest first"
     )
     next_attempt_ms: Millis | None = Field(
-        default=None, description="the retry schedule; None when final"
+        default=None, description="when the next attempt is due; None when final"
     )
-    give_up_ms: Millis = Field(description="after this it expires")
+    give_up_ms: Millis = Field(description="when it expires")
     redrives: Whole = Field(
-        default=0, description="how many times a person requested it once more after it had failed"
+        default=0, description="how many times a person has requested it again after it had failed"
     )
     suspended_until_ms: Millis | None = Field(
-        default=None, description="its receiver fails and is left alone until then"
+        default=None, description="deliveries to its failing receiver are paused until then"
     )
     handle: Word | None = Field(
         default=None,
         max_length=100,
-        description="what the receiver calls the message, so that a later state of the issue can "
-        "edit it",
+        description=(
+            "the receiver's id of the message, so that a later state of the issue can edit it"
+        ),
     )
     approval: Approval | None = Field(
-        default=None, description="of a stop that people must approve before it is sent"
+        default=None, description="for a stop that must be approved before it is sent"
     )
     backend: BackendStop | None = Field(
-        default=None, description="of a stop that the run has not confirmed in time"
+        default=None, description="for a stop that the run has not confirmed in time"
     )
     # JSON that was parsed already: to walk through it once more costs more than all else here.
     event: dict[str, Any] | None = Field(
         default=None,
-        description="the issue's CloudEvent, so that a retry needs no other record; "
-        "left out when final",
+        description=(
+            "the issue's CloudEvent, so that a retry needs no other record; omitted when final"
+        ),
     )
     issue_event: dict[str, Any] | None = Field(
         default=None,
-        description="of a stop: the newest CloudEvent of its issue, so that messages can show how "
-        "the stop has ended; left out when final",
+        description=(
+            "for a stop: the newest CloudEvent of its issue, so that messages can show the outcome "
+            "of the stop; omitted when final"
+        ),
     )
 
     @property

@@ -28,9 +28,9 @@ class DigestRun(Model):
 
 @EVENT_TYPES.register
 class Digest(Data):
-    """What has happened from `from_ms` until `until_ms`; it is in a delivery, and sent as it is.
+    """What happened from `from_ms` to `until_ms`. It is part of a delivery, and sent unchanged.
 
-    Issues of the severity `info` are not counted.
+    Issues of severity `info` are not counted.
     """
 
     model_config = example(
@@ -48,11 +48,11 @@ class Digest(Data):
     until_ms: Millis
     runs: Many[DigestRun] = Field(default=(), max_length=MAX_RUNS)
     more_runs: Whole = Field(default=0, description="how many runs are not listed")
-    issues: Whole = Field(default=0, description="that started in the interval")
-    open: Whole = Field(default=0, description="issues of running runs that are not over")
+    issues: Whole = Field(default=0, description="issues that started in the interval")
+    open: Whole = Field(default=0, description="active issues of running runs")
     sent: Whole = Field(default=0, description="notices that the receiver got in the interval")
     suppressed: Mapped[Whole] = Field(
-        default_factory=dict, description="how many notices and stops each cause has held"
+        default_factory=dict, description="cause -> number of notices and stops that it held back"
     )
 
     @property

@@ -30,7 +30,7 @@ from tocsin.schemas.records.frame_codec import describe
 
 
 class Model(BaseModel):
-    """A frozen part of an event. Unknown fields are ignored: older readers read newer records."""
+    """A frozen part of an event. Readers ignore unknown fields, so they can read newer records."""
 
     # A plain float is finite; one that may be NaN is a `Real`. Without the second setting a NaN
     # inside free JSON would silently become null.

@@ -40,18 +40,20 @@ _EXAMPLE: Final[dict[str, JsonValue]] = {
 
 
 class Feedback(Data):
-    """What a person answered to an issue, with the issue as it was then.
+    """A person's answer to an issue, with the issue as it was at that time.
 
-    So a reader needs no other record, as after the 30 days for which the topic keeps them.
+    A reader needs no other record, not even after the topic's retention of 30 days.
     """
 
     verdict: ClassVar[Verdict]
 
     feedback_id: Id = Field(description="the same if the record is sent twice")
-    by: Word = Field(min_length=1, max_length=MAX_BY, description="who: user@host, or a name")
-    at_ms: Millis = Field(description="when it was given")
+    by: Word = Field(
+        min_length=1, max_length=MAX_BY, description="who answered: user@host, or a name"
+    )
+    at_ms: Millis = Field(description="when the answer was given")
     why: Text = Field(default="", description="in the person's words")
-    issue: IssueFiring = Field(description="its newest state then")
+    issue: IssueFiring = Field(description="the newest state of the issue at that time")
 
     @property
     def run_id(self) -> str:
@@ -93,7 +95,7 @@ class Feedback(Data):
 
 @EVENT_TYPES.register
 class FeedbackAcknowledged(Feedback):
-    """Somebody takes care of the issue: it is not repeated."""
+    """Somebody is working on the issue: notices are not repeated."""
 
     model_config = example(**_EXAMPLE)
 
@@ -103,7 +105,7 @@ class FeedbackAcknowledged(Feedback):
 
 @EVENT_TYPES.register
 class FeedbackResolved(Feedback):
-    """The issue was real, and is over: receivers get its end."""
+    """The issue was real and is resolved: receivers are notified."""
 
     model_config = example(**_EXAMPLE, why="restarted with a lower rate")
 
@@ -113,7 +115,7 @@ class FeedbackResolved(Feedback):
 
 @EVENT_TYPES.register
 class FeedbackFalseAlarm(Feedback):
-    """The issue was none: receivers get its end, and the rule's precision goes down."""
+    """The issue was a false alarm: receivers are notified, and the rule's precision falls."""
 
     model_config = example(**_EXAMPLE, why="a warm-up of the data set")
 

@@ -48,12 +48,14 @@ class ArraySpec(BaseModel):
 
 
 class FrameHeader(BaseModel):
-    """What each frame header has; each kind of frame adds its own fields."""
+    """The fields of every frame header; each kind of frame adds its own."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     arrays: Many[ArraySpec] = Field(
-        default=(), max_length=16, description="the blocks, in the order in which they follow"
+        default=(),
+        max_length=16,
+        description="the blocks, in the order in which they follow the header",
     )
 
 

@@ -72,7 +72,7 @@ Micros = Annotated[
 
 
 class TelemetryHeader(FrameHeader):
-    """What the header of each telemetry frame says: of which rank of which training it is."""
+    """What each telemetry frame's header contains: the run, the training and the rank."""
 
     run_id: RunId
     incarnation: Incarnation
@@ -88,8 +88,10 @@ class TensorHeader(TelemetryHeader):
     step: Step
     mode: Mode
     collection: str = Field(max_length=64, examples=["gradients", "weights"])
-    every: Positive = Field(description="interval in steps that was in force", examples=[10])
-    part: Whole = Field(description="which part of this step, from 0")
+    every: Positive = Field(
+        description="interval between summaries at that time, in steps", examples=[10]
+    )
+    part: Whole = Field(description="number of this part of the step's frame, from 0")
     parts: Positive
     at_us: Micros
     rows: Many[str] = Field(
@@ -123,7 +125,7 @@ class SystemHeader(TelemetryHeader):
 
     node: str = Field(max_length=255, description="host name", examples=["node-17"])
     columns: Columns = Field(
-        description="names that carry their unit", examples=[["cpu.percent", "memory.used_bytes"]]
+        description="names that include their unit", examples=[["cpu.percent", "memory.used_bytes"]]
     )
 
 

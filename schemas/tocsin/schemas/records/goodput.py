@@ -29,14 +29,14 @@ class Goodput(Model):
     """Where the time of a run went, over all its incarnations. The parts add up to `wall_s`."""
 
     started_ms: Millis = Field(default=0, description="start of the first incarnation")
-    wall_s: float = Field(default=0.0, ge=0, description="seconds since then, up to this view")
-    incarnations: Positive = Field(default=1, description="how many there were so far")
-    productive_s: float = Field(default=0.0, ge=0, description="in steps that were kept")
+    wall_s: float = Field(default=0.0, ge=0, description="seconds from that start to this view")
+    incarnations: Positive = Field(default=1, description="number of incarnations so far")
+    productive_s: float = Field(default=0.0, ge=0, description="in steps whose result was kept")
     redone_s: float = Field(
         default=0.0, ge=0, description="in steps that a later incarnation had to repeat"
     )
     unknown_s: float = Field(
-        default=0.0, ge=0, description="in steps of which it is unknown whether they were kept"
+        default=0.0, ge=0, description="in steps that may or may not have been kept"
     )
     starting_s: float = Field(
         default=0.0, ge=0, description="from the start of an incarnation to its first step"
@@ -44,8 +44,10 @@ class Goodput(Model):
     data_wait_s: float = Field(default=0.0, ge=0, description="waiting for data loaders")
     checkpoint_s: float = Field(default=0.0, ge=0, description="writing checkpoints")
     evaluation_s: float = Field(default=0.0, ge=0, description="evaluations and tests")
-    other_s: float = Field(default=0.0, ge=0, description="other phases that the program named")
-    stalled_s: float = Field(default=0.0, ge=0, description="far longer than a step without one")
+    other_s: float = Field(default=0.0, ge=0, description="other phases named by the program")
+    stalled_s: float = Field(
+        default=0.0, ge=0, description="without a step for far longer than a step takes"
+    )
     ending_s: float = Field(
         default=0.0, ge=0, description="from the last step of an incarnation to its end"
     )
@@ -63,19 +65,19 @@ class Goodput(Model):
 
 
 class Outlook(Model):
-    """What an incarnation had planned, and how long a step takes."""
+    """The planned steps of an incarnation, and how long a step takes."""
 
     total_steps: Positive | None = Field(
-        default=None, description="planned, over all incarnations; None: not known"
+        default=None, description="planned steps over all incarnations; None if not known"
     )
-    done_steps: Whole = Field(default=0, description="of those, made before this incarnation")
+    done_steps: Whole = Field(default=0, description="steps made before this incarnation")
     source: Word = Field(
-        default="", max_length=64, description="who knows it: transformers, lightning, run.plan"
+        default="", max_length=64, description="who reported it: transformers, lightning, run.plan"
     )
     step_s: float | None = Field(
         default=None,
         ge=0,
-        description="time of a step with its share of data, evaluations and checkpoints, seconds",
+        description="time per step including data loading, evaluations and checkpoints, seconds",
     )
     ends_by_ms: Millis | None = Field(
         default=None, description="when the scheduler ends the job: its time limit"

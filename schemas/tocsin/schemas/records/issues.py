@@ -38,14 +38,14 @@ SubjectKind = Literal[
 class Subject(Model):
     """What the issue is about: `gradients/blocks.3.attention.qkv.weight`, `loss`, `rank 1`, …"""
 
-    kind: SubjectKind = Field(description="what kind of thing it is")
+    kind: SubjectKind = Field(description="kind of subject")
     name: Word = Field(
         max_length=512,
         examples=["blocks.3.attention.qkv.weight"],
-        description="its name, as the training gives it",
+        description="its name in the training",
     )
     collection: str | None = Field(
-        default=None, max_length=64, description="of a tensor: where it was captured"
+        default=None, max_length=64, description="for a tensor: the collection it was captured in"
     )
 
 
@@ -54,9 +54,14 @@ class Fact(Model):
 
     name: str = Field(max_length=100, description="what was measured")
     value: Real | Text = Field(description="a number or a word")
-    limit: Real | None = Field(default=None, description="what the value was compared with")
+    limit: Real | None = Field(
+        default=None, description="the limit that the value was compared with"
+    )
     unit: str | None = Field(
-        default=None, max_length=32, examples=["percent"], description="of value and limit"
+        default=None,
+        max_length=32,
+        examples=["percent"],
+        description="unit of the value and the limit",
     )
 
 
@@ -65,14 +70,19 @@ class Series(Model):
 
     name: Word = Field(max_length=200, examples=["loss"], description="what was measured")
     unit: str | None = Field(
-        default=None, max_length=32, examples=["percent"], description="of the values and the limit"
+        default=None,
+        max_length=32,
+        examples=["percent"],
+        description="unit of the values and the limit",
     )
-    steps: Many[Step] = Field(max_length=512, description="the step of each value, or seconds: `x`")
+    steps: Many[Step] = Field(
+        max_length=512, description="the step of each value; seconds if `x` is `s`"
+    )
     x: Literal["s"] | None = Field(
         default=None,
-        description="`s`: `steps` count the seconds since the first sample; None: they are steps",
+        description="`s`: `steps` contains seconds since the first sample; None: it contains steps",
     )
-    values: Many[Real] = Field(max_length=512, description="as many as there are steps")
+    values: Many[Real] = Field(max_length=512, description="one value for each step")
     limit: Real | None = Field(default=None, description="the limit that was crossed")
 
     @model_validator(mode="after")
@@ -86,12 +96,14 @@ class Evidence(Model):
     """The numbers behind a finding."""
 
     facts: Many[Fact] = Field(default=(), max_length=64, description="the numbers that decided")
-    series: Series | None = Field(default=None, description="the course of the number that decided")
-    followed: Whole = Field(default=0, description="how many further tensors or ranks are affected")
-    also: Many[Word] = Field(default=(), max_length=32, description="the next ones, by name")
-    explanation: Text = Field(default="", description="how the origin was decided")
+    series: Series | None = Field(default=None, description="the series of the number that decided")
+    followed: Whole = Field(default=0, description="how many more tensors or ranks are affected")
+    also: Many[Word] = Field(
+        default=(), max_length=32, description="names of the next affected tensors or ranks"
+    )
+    explanation: Text = Field(default="", description="how the origin was determined")
     cause: Text = Field(
-        default="", description="why it is the consequence of another issue, if it is one"
+        default="", description="why it is a consequence of another issue, if it is one"
     )
 
 
@@ -105,8 +117,8 @@ class Origin(Model):
 
 @EVENT_TYPES.register
 class IssueFiring(RunData):
-    """An issue, in one of its states. The id is the same in all states of it, and when it fires
-    again because its condition has come back soon.
+    """An issue in one of its states. All states have the same id, also if the issue fires again
+    because its condition has recurred soon.
     """
 
     model_config = example(
@@ -139,48 +151,61 @@ class IssueFiring(RunData):
     event_type: ClassVar[str] = "tocsin.issue.firing"
     state: ClassVar[IssueState] = "firing"
 
-    issue_id: Id = Field(description="made of data: the same in each state, process and replay")
-    rule: str = Field(max_length=100, description="the rule instance's name")
-    use: str = Field(max_length=100, description="the rule in the catalogue")
-    rule_version: Positive = Field(description="of the rule in the catalogue")
+    issue_id: Id = Field(
+        description="computed from the data: the same in every state, process and replay"
+    )
+    rule: str = Field(max_length=100, description="name of the rule instance")
+    use: str = Field(max_length=100, description="name of the rule in the catalogue")
+    rule_version: Positive = Field(description="version of the rule in the catalogue")
     branch: str = Field(
         default="",
         max_length=64,
-        description="which of the rule's conditions, where it has several",
+        description="which of the rule's conditions was met, if it has several",
     )
-    severity: Severity = Field(description="of this state; of a list of issues: the highest so far")
-    stop_worthy: bool = Field(default=False, description="whether it may stop the run by default")
+    severity: Severity = Field(
+        description="severity of this state; in a list of issues: the highest so far"
+    )
+    stop_worthy: bool = Field(
+        default=False, description="whether the issue may stop the run by default"
+    )
     rule_may_stop: bool | None = Field(
         default=None,
-        description="whether its rule has issues that may stop the run by default: a stop in that "
-        "rule's action list then acts on those alone, as it does where this is not known",
+        description=(
+            "whether the rule can stop runs by default; if true or unknown, `stop` in its action "
+            "list applies only to stop-worthy issues"
+        ),
     )
     stop_held: bool = Field(
         default=False,
-        description="no run is stopped for it yet: its rule has begun without memory of the run",
+        description=(
+            "stops for this issue are held back: the rule started without its earlier state of the "
+            "run"
+        ),
     )
     times: Positive = Field(
-        default=1, description="how many times its condition has come: it may fire again"
+        default=1, description="how many times the condition has occurred; an issue may fire again"
     )
     muted: bool = Field(
         default=False,
-        description="no receiver is notified of this state: a notification was sent a moment "
-        "ago, or its rule has sent too many of this run; a stop does not depend on it",
+        description=(
+            "no receiver is notified of this state, because a notification was sent a moment ago "
+            "or the rule has sent too many in this run; stops are not affected"
+        ),
     )
     last_notice: bool = Field(
         default=False,
-        description="the last notification of its rule for this severity in this run",
+        description="the last notification that the rule sends for this severity in this run",
     )
     peak_severity: Severity | None = Field(
         default=None,
-        description="the highest severity that the issue has had, if higher than `severity`",
+        description="the highest severity so far, if higher than `severity`",
     )
     origin: Origin | None = Field(
         default=None,
         description="where the issue first started, if its condition has recurred since",
     )
-    subject: Subject = Field(description="what it is about")
-    reason: Text = Field(description="one sentence: what, where first, how bad")
+    subject: Subject = Field(description="what the issue is about")
+    reason: Text = Field(description="one sentence: what happened, where first, how bad it is")
     remedy: Text = Field(default="", description="what to try")
     first_step: Step | None = Field(default=None, description="the step at which it started")
     first_rank: Whole | None = Field(default=None, description="the rank on which it started")
@@ -194,8 +219,8 @@ class IssueFiring(RunData):
         default=0,
         description="append time of the record that decided this state, Unix milliseconds",
     )
-    labels: Labels = Field(default_factory=dict, description="of the run")
-    evidence: Evidence = Field(default=Evidence(), description="why the rule decided so")
+    labels: Labels = Field(default_factory=dict, description="labels of the run")
+    evidence: Evidence = Field(default=Evidence(), description="the numbers behind the decision")
     last_good_checkpoint: Checkpoint | None = Field(
         default=None, description="the newest checkpoint that was written before the onset"
     )
@@ -229,17 +254,20 @@ class IssueFiring(RunData):
 
 @EVENT_TYPES.register
 class IssueOngoing(IssueFiring):
-    """The condition still holds: at most once in the rule's `repeat`, or it gets more severe."""
+    """The condition is still true. Sent at most once in the rule's `repeat`, or if the severity
+    rises.
+    """
 
     event_type: ClassVar[str] = "tocsin.issue.ongoing"
     state: ClassVar[IssueState] = "ongoing"
 
     raised_from: Severity | None = Field(
         default=None,
-        description="the severity until now, where it has risen or become worth a stop",
+        description="the previous severity, if it has risen or the issue has become stop-worthy",
     )
     stop_released: bool = Field(
-        default=False, description="its rule has seen enough by now: a stop is no more held back"
+        default=False,
+        description="the rule has seen enough of the run: stops are no longer held back",
     )
 
     @property

@@ -17,7 +17,7 @@ from tocsin.schemas.records.runs import RunData
 
 @EVENT_TYPES.register
 class LossInputsSeen(RunData):
-    """What one call of a loss function of torch.nn.functional was given: a sample of it."""
+    """A sample of what one call of a loss function of torch.nn.functional received."""
 
     model_config = example(
         run_id="gpt-2026-11-21",
@@ -42,12 +42,16 @@ class LossInputsSeen(RunData):
     made_by: Word = Field(
         default="",
         max_length=100,
-        description="the operation that made the scores, as autograd calls it: softmax, sigmoid, …",
+        description=(
+            "the operation that computed the scores, by autograd's name: softmax, sigmoid, …"
+        ),
     )
     mode: Mode = "train"
-    step: Step = Field(description="the step in progress; in an evaluation the last one")
-    rows: Whole = Field(description="samples looked at")
-    classes: Whole = Field(default=0, description="scores of each; 0: not scores of classes")
+    step: Step = Field(description="the current step; in an evaluation, the last training step")
+    rows: Whole = Field(description="number of samples that were read")
+    classes: Whole = Field(
+        default=0, description="scores per sample; 0 if they are not class scores"
+    )
     minimum: Real = Field(description="smallest score")
     maximum: Real
     row_sum_min: Real | None = Field(default=None, description="smallest sum of a sample's scores")
@@ -58,44 +62,54 @@ class LossInputsSeen(RunData):
     exp_sum_max: Real | None = None
     spread: Real | None = Field(
         default=None,
-        description="standard deviation over the samples, the mean over the scores of each",
+        description="standard deviation over the samples, averaged over the scores",
     )
-    target_min: Real | None = Field(default=None, description="None: class indices")
+    target_min: Real | None = Field(
+        default=None, description="None if the targets are class indices"
+    )
     target_max: Real | None = None
     target_spread: Real | None = None
     unreachable: Real | None = Field(
         default=None,
-        description="share of the targets that what made the scores cannot put out",
+        description=(
+            "share of targets outside the output range of the operation that computed the scores"
+        ),
     )
     broadcast: bool = Field(
         default=False,
-        description="the loss is over more pairs than there are scores or targets: their shapes do "
-        "not fit, and each is compared with each",
+        description=(
+            "score and target shapes broadcast against each other, so every score is compared with "
+            "every target"
+        ),
     )
     tokens: Whole = Field(
         default=0,
-        description="places of sequences whose targets were compared with what an embedding was "
-        "given in the step; only those whose next token is another one",
+        description=(
+            "number of token positions where targets were compared with the embedding's input ids; "
+            "only positions whose next token differs"
+        ),
     )
     targets_are_inputs: Real | None = Field(
-        default=None, description="share of them whose target is their own token"
+        default=None, description="share of these positions whose target is their own token"
     )
     targets_are_next_inputs: Real | None = Field(
-        default=None, description="share of them whose target is the next token"
+        default=None, description="share of these positions whose target is the next token"
     )
     ahead_least: Real | None = Field(
         default=None,
-        description="share of them that may look at the next place, in the attention in which the "
-        "fewest may; None: not seen, or not of one kind",
+        description=(
+            "lowest share, over the attention layers, of these positions that can attend to the "
+            "next token; None if it is not known for all of them"
+        ),
     )
     ahead_most: Real | None = Field(
-        default=None, description="the same, in the attention in which the most may"
+        default=None, description="highest such share over the attention layers"
     )
 
 
 @EVENT_TYPES.register
 class LayerInputsSeen(RunData):
-    """What the first layer of a model that is linear or a convolution was given: a sample of it."""
+    """A sample of the input of a model's first layer, where that is linear or a convolution."""
 
     model_config = example(
         run_id="gpt-2026-11-21",
@@ -117,23 +131,24 @@ class LayerInputsSeen(RunData):
     layer: Word = Field(max_length=500)
     kind: Word = Field(max_length=100, description="class of the layer")
     step: Step
-    values: Whole = Field(description="numbers looked at")
+    values: Whole = Field(description="how many numbers were read")
     minimum: Real
     maximum: Real
     mean: Real
     std: Real
     sample_std: Real | None = Field(
-        default=None, description="standard deviation over the samples, the mean over their numbers"
+        default=None,
+        description="standard deviation over the samples, averaged over the numbers of a sample",
     )
-    whole_numbers: bool = Field(default=False, description="whether all of them are")
+    whole_numbers: bool = Field(default=False, description="whether all numbers are whole")
 
 
 @EVENT_TYPES.register
 class OptimizersSeen(RunData):
-    """How many optimizers step, and how many losses they have: those that step after the same
-    backward call share one.
+    """How many optimizers step, and how many losses they have. Optimizers that step after the same
+    backward call share a loss.
 
-    Said of several optimizers, when it is first known and whenever it changes.
+    Sent for several optimizers: as soon as the numbers are known, and whenever they change.
     """
 
     model_config = example(
@@ -146,16 +161,18 @@ class OptimizersSeen(RunData):
 
     event_type: ClassVar[str] = "tocsin.run.optimizers"
 
-    optimizers: Whole = Field(description="optimizers that have stepped")
-    losses: Whole = Field(description="how many of them stepped after their own backward call")
+    optimizers: Whole = Field(description="number of optimizers that have stepped")
+    losses: Whole = Field(
+        description="number of losses: optimizers that step after the same backward call share one"
+    )
     step: Step
 
 
 @EVENT_TYPES.register
 class ModeSeen(RunData):
-    """Which mode the layers are in that work differently in training: dropout, batch normalisation.
+    """The mode of layers that behave differently in training: dropout and batch normalisation.
 
-    Said when it is first known and whenever it changes.
+    Sent as soon as it is known, and whenever it changes.
     """
 
     model_config = example(
@@ -173,15 +190,15 @@ class ModeSeen(RunData):
 
     doing: Literal["training", "evaluation"]
     layers_in: Literal["train", "eval"]
-    layers: Whole = Field(description="how many such layers are in that mode")
-    first: Word = Field(default="", max_length=500, description="name of the first of them")
-    kind: Word = Field(default="", max_length=100, description="its class")
-    step: Step = Field(description="the step in progress; in an evaluation the last one")
+    layers: Whole = Field(description="number of such layers in this mode")
+    first: Word = Field(default="", max_length=500, description="name of the first such layer")
+    kind: Word = Field(default="", max_length=100, description="class of the first such layer")
+    step: Step = Field(description="the current step; in an evaluation, the last training step")
 
 
 @EVENT_TYPES.register
 class TrainingPlanned(RunData):
-    """How many steps a training is to make, from its framework or from `run.plan`."""
+    """How many steps a training plans to make, from its framework or from `run.plan`."""
 
     model_config = example(
         run_id="gpt-2026-11-21",
@@ -194,11 +211,11 @@ class TrainingPlanned(RunData):
     event_type: ClassVar[str] = "tocsin.run.planned"
 
     total_steps: Positive | None = Field(
-        default=None, description="over all incarnations; None: not known"
+        default=None, description="over all incarnations; None if not known"
     )
     done_steps: Whole | None = Field(
-        default=None, description="of those, made before this incarnation; None: not known"
+        default=None, description="steps made before this incarnation; None if not known"
     )
     source: Word = Field(
-        default="", max_length=64, description="who reports it: transformers, lightning, run.plan"
+        default="", max_length=64, description="who reported it: transformers, lightning, run.plan"
     )

@@ -13,9 +13,10 @@ from tocsin.schemas.records.fields import Id, Incarnation, Millis, RunId, Text, 
 
 @EVENT_TYPES.register
 class RuleReleased(Data):
-    """A rule that failed in a run is tried again, from the records that follow this one.
+    """A rule that failed in a run is tried again, from the records after this one.
 
-    On the telemetry topic, so that its place among the run's records is the same for everybody.
+    It is on the telemetry topic, so that all readers see it at the same position among the run's
+    records.
     """
 
     model_config = example(
@@ -34,6 +35,8 @@ class RuleReleased(Data):
     run_id: RunId
     incarnation: Incarnation
     rule: Word = Field(min_length=1, max_length=100, description="the rule instance")
-    by: Word = Field(min_length=1, max_length=MAX_BY, description="who: user@host, or a name")
+    by: Word = Field(
+        min_length=1, max_length=MAX_BY, description="who released it: user@host, or a name"
+    )
     at_ms: Millis
     why: Text = Field(default="", description="in the person's words")

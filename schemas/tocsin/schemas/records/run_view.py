@@ -37,14 +37,14 @@ RuleStatus = Literal[
 
 
 class RankView(Model):
-    """One rank, as last heard of."""
+    """The newest state of one rank."""
 
-    rank: Whole = Field(description="its number, from 0")
-    last_step: Step | None = Field(default=None, description="the last step that it finished")
+    rank: Whole = Field(description="rank number, from 0")
+    last_step: Step | None = Field(default=None, description="the last finished step")
     last_heard_ms: Millis = Field(description="append time of its last record")
-    ended: bool = Field(default=False, description="whether it has finished")
+    ended: bool = Field(default=False, description="whether the rank has finished")
     capture: CaptureFigures | None = Field(
-        default=None, description="what watching has cost this rank"
+        default=None, description="the cost of capture on this rank"
     )
 
 
@@ -61,7 +61,7 @@ class TelemetryCounts(Model):
 
 
 class StopView(Model):
-    """How far a stop of this incarnation has come."""
+    """The progress of a stop of this incarnation."""
 
     state: Literal[
         "requested",
@@ -73,21 +73,25 @@ class StopView(Model):
         "refused",
         "expired",
     ] = Field(description="the newest state of the stop")
-    command_id: Id = Field(description="the command that asked for it")
+    command_id: Id = Field(description="the command that requested it")
     issue_id: Id | None = Field(
-        default=None, description="the issue it is for; None: a person asked"
+        default=None, description="the issue that caused it; None: a person requested it"
     )
-    reason: Text = Field(default="", description="what the job answered")
-    step: Step | None = Field(default=None, description="the step at which the ranks left")
-    how: str | None = Field(default=None, description="edge, SIGTERM or SIGKILL")
+    reason: Text = Field(default="", description="the answer of the job")
+    step: Step | None = Field(default=None, description="the step at which the ranks exited")
+    how: str | None = Field(
+        default=None, description="edge (the ranks exited between steps), SIGTERM or SIGKILL"
+    )
     exit_code: ExitCode | None = Field(
-        default=None, description="of the job; None: it runs, or it is not known"
+        default=None, description="exit code of the job; None if it is running or not known"
     )
     decision: str = Field(
-        default="", max_length=32, description="of its checkpoint: saved, protected, …"
+        default="",
+        max_length=32,
+        description="what happened to the checkpoint: saved, protected, …",
     )
     checkpoint: Checkpoint | None = Field(
-        default=None, description="the one that was saved or protected"
+        default=None, description="the checkpoint that was saved or protected"
     )
     states: Mapped[Millis] = Field(
         default_factory=dict, description="state -> append time, Unix milliseconds"
@@ -96,7 +100,7 @@ class StopView(Model):
 
 @EVENT_TYPES.register
 class RunView(RunData):
-    """What a reader wants to know of a run: the newest of its key on the runs topic."""
+    """The current state of a run: the newest record of its key on the runs topic."""
 
     model_config = example(
         run_id="gpt-2026-11-21",
@@ -114,10 +118,10 @@ class RunView(RunData):
 
     event_type: ClassVar[str] = "tocsin.run.view"
 
-    state: RunState = Field(description="lost: it stopped sending without an end")
-    labels: Labels = Field(default_factory=dict, description="as it was started with")
+    state: RunState = Field(description="lost: it stopped sending without reporting its end")
+    labels: Labels = Field(default_factory=dict, description="the labels it was started with")
     scheduler: SchedulerJob | None = Field(
-        default=None, description="the scheduler's own names for the job; None outside of one"
+        default=None, description="the scheduler's names for the job; None outside a scheduler"
     )
     node: Word = Field(default="", description="host name of the launcher or of rank 0")
     command: Text = Field(default="", description="how it was started; secrets masked")
@@ -126,21 +130,25 @@ class RunView(RunData):
     outcome: Outcome | None = Field(
         default=None, description="None while it runs, and if it is lost"
     )
-    exit_code: ExitCode | None = Field(default=None, description="of the job; None: not known")
-    last_step: Step | None = Field(default=None, description="the last step that any rank finished")
-    last_loss: Real | None = Field(
-        default=None, description="the loss of that step, or the last before it"
+    exit_code: ExitCode | None = Field(
+        default=None, description="exit code of the job; None if not known"
     )
-    ranks: Many[RankView] = Field(default=(), description="each rank, as last heard of")
+    last_step: Step | None = Field(
+        default=None, description="the last step that any rank has finished"
+    )
+    last_loss: Real | None = Field(
+        default=None, description="the loss at that step, or the last known loss before it"
+    )
+    ranks: Many[RankView] = Field(default=(), description="the newest state of each rank")
     telemetry: TelemetryCounts | None = Field(
         default=None, description="what is missing of the records, and of the ranks"
     )
     rules: Mapped[RuleStatus] = Field(
-        default_factory=dict, description="rule instance -> how it stands"
+        default_factory=dict, description="rule instance -> its status"
     )
-    issues: Whole = Field(default=0, description="episodes so far")
+    issues: Whole = Field(default=0, description="number of issues so far, recurrences included")
     stop: StopView | None = Field(
-        default=None, description="how far a stop has come; None: none was requested"
+        default=None, description="the progress of a stop; None: no stop was requested"
     )
     capture: CaptureFigures | None = Field(default=None, description="over all ranks")
     devices: Mapped[Positive] = Field(
@@ -150,6 +158,6 @@ class RunView(RunData):
         default=None, description="where the time went, over all incarnations so far"
     )
     outlook: Outlook | None = Field(
-        default=None, description="what is planned, and how long a step takes"
+        default=None, description="the planned steps, and how long a step takes"
     )
-    next_offset: Whole = Field(default=0, description="telemetry up to here is in this view")
+    next_offset: Whole = Field(default=0, description="the view covers telemetry below this offset")

@@ -33,13 +33,13 @@ MAX_SCHEDULER_NAME: Final = 500
 
 
 class RunData(Data):
-    """What each event of a run says: of which run, of which incarnation, from which rank."""
+    """The fields of every event of a run: the run, the incarnation and the rank."""
 
     run_id: RunId
     incarnation: Incarnation
-    rank: Whole = Field(default=0, description="0 for a launcher too")
-    world_size: Positive = Field(default=1, description="how many ranks train together")
-    role: Role = Field(default="trainer", description="who speaks: the launcher, or a rank")
+    rank: Whole = Field(default=0, description="0 for a launcher, too")
+    world_size: Positive = Field(default=1, description="number of ranks that train together")
+    role: Role = Field(default="trainer", description="the sender: the launcher, or a rank")
 
 
 class Group(Model):
@@ -47,27 +47,27 @@ class Group(Model):
 
     index: Whole
     parameters: Whole
-    lr: Real | None = Field(default=None, description="None: it cannot be read")
+    lr: Real | None = Field(default=None, description="None if it cannot be read")
     initial_lr: Real | None = Field(
-        default=None, description="base rate of a learning-rate schedule; None: none was declared"
+        default=None, description="base rate of a learning-rate schedule; None if none is declared"
     )
 
 
 class SchedulerJob(Model):
-    """What the scheduler calls the job that a training runs in: enough to end exactly this one."""
+    """The scheduler's names for the job that runs a training: enough to end exactly this job."""
 
     kind: Word = Field(
-        max_length=32, description="slurm, kubernetes, sagemaker, batch, ray, or a kind of your own"
+        max_length=32, description="slurm, kubernetes, sagemaker, batch, ray, or a custom kind"
     )
     names: Mapped[Annotated[Word, Field(max_length=MAX_SCHEDULER_NAME)]] = Field(
         default_factory=dict,
-        description="ids as the scheduler gave them: job, restarts, namespace, pod_uid, …",
+        description="ids from the scheduler: job, restarts, namespace, pod_uid, …",
     )
 
 
 @EVENT_TYPES.register
 class RunStarted(RunData):
-    """A launcher has started a job, or a rank has begun to train."""
+    """A launcher has started a job, or a rank has started to train."""
 
     model_config = example(
         run_id="gpt-2026-11-21",
@@ -96,13 +96,13 @@ class RunStarted(RunData):
 
     job_id: str = Field(max_length=200)
     scheduler: SchedulerJob | None = Field(
-        default=None, description="the scheduler's own names for the job; None outside of one"
+        default=None, description="the scheduler's names for the job; None outside a scheduler"
     )
     restart_count: Whole = Field(
         default=0,
-        description="how often torchelastic has restarted the job, and 1,000 for each requeue",
+        description="number of restarts by torchelastic, plus 1,000 for each requeue",
     )
-    training: Whole = Field(default=0, description="which training of this job it is, from 0")
+    training: Whole = Field(default=0, description="number of this training within the job, from 0")
     labels: Labels = Field(default_factory=dict)
     node: Word = Field(default="", max_length=255, description="host name")
     pid: Whole = 0
@@ -111,40 +111,44 @@ class RunStarted(RunData):
     git_commit: str | None = Field(default=None, max_length=64)
     versions: Mapped[Word] = Field(default_factory=dict, description="python, torch, tocsin, …")
     optimizer: str | None = Field(default=None, max_length=200)
-    optimizers: Whole = Field(default=0, description="how many optimizers step in this training")
+    optimizers: Whole = Field(
+        default=0, description="number of optimizers that step in this training"
+    )
     groups: Many[Group] = ()
-    tensors: Whole = Field(default=0, description="trainable parameter tensors")
-    parameters: Whole = Field(default=0, description="trainable numbers")
-    collections: Many[str] = Field(default=(), description="what is captured")
+    tensors: Whole = Field(default=0, description="number of trainable parameter tensors")
+    parameters: Whole = Field(default=0, description="number of trainable parameters")
+    collections: Many[str] = Field(default=(), description="the collections that are captured")
     heartbeat_s: float = Field(
-        default=10.0, gt=0, description="interval of this origin's heartbeats, seconds"
+        default=10.0, gt=0, description="interval between heartbeats of this sender, seconds"
     )
     after_stop: Text = Field(
-        default="", description="why the incarnation before was stopped; empty: it was not"
+        default="", description="why the previous incarnation was stopped; empty if it was not"
     )
     stop: Literal["trusted_key", "no_trusted_key", "off"] = Field(
-        default="off", description="whether a stop would be obeyed"
+        default="off", description="whether this process obeys stops"
     )
     devices: Mapped[Positive] = Field(
         default_factory=dict,
         description="accelerators that this rank trains on: name -> how many; none on a CPU",
     )
     loaded: Many[Text] = Field(
-        default=(), description="the last files that were loaded before the first step, by torch"
+        default=(), description="the last files that torch loaded before the first step"
     )
     environment: bool = Field(
         default=False,
-        description="whether the model acts in an environment (reinforcement learning) and learns "
-        "from what happens there: its loss does not measure progress",
+        description=(
+            "whether the model acts in an environment (reinforcement learning) and learns from the "
+            "outcome: its loss does not measure progress"
+        ),
     )
     ends_by_ms: Millis | None = Field(
-        default=None, description="when the scheduler ends the job; None: not known"
+        default=None, description="when the scheduler ends the job; None if not known"
     )
 
 
 @EVENT_TYPES.register
 class RunEnded(RunData):
-    """A rank has finished, or a launcher's job has ended; only states of a stop may follow."""
+    """A rank has finished, or a launcher's job has ended. Only states of a stop may follow."""
 
     model_config = example(
         run_id="gpt-2026-11-21",
@@ -174,34 +178,39 @@ SHORT_RUN_S: Final = 60.0
 
 
 class CaptureFigures(Model):
-    """What watching has cost one rank so far, and what it sent."""
+    """The cost of capture on one rank so far, and how much it sent."""
 
     overhead_percent: float = Field(
-        ge=0, description="CPU time in hooks against time of the steps, the first two left out"
+        ge=0,
+        description=(
+            "CPU time in hooks as a share of the time of the steps, without the first two steps"
+        ),
     )
     spent_s: float = Field(
-        default=0.0, ge=0, description="CPU time in hooks so far, seconds, the first steps included"
+        default=0.0, ge=0, description="CPU time in hooks so far, first steps included, seconds"
     )
     stepping_s: float = Field(
-        default=0.0, ge=0, description="time of the steps that overhead_percent is a share of, s"
+        default=0.0, ge=0, description="time of the steps that overhead_percent refers to, seconds"
     )
     step_s: float | None = Field(default=None, ge=0, description="mean time of a step, seconds")
     budget_percent: float | None = Field(
-        default=None, ge=0, description="what the step time's share may be: capture.budget"
+        default=None, ge=0, description="highest permitted share of the step time: capture.budget"
     )
     intervals: Mapped[Positive] = Field(
-        default_factory=dict, description="collection -> steps between two summaries, in force"
+        default_factory=dict, description="collection -> current number of steps between summaries"
     )
     records: Whole = Field(description="records acknowledged by the bus")
-    dropped: Whole = Field(description="records dropped because the queue was full or the bus away")
+    dropped: Whole = Field(
+        description="records dropped because the queue was full or the bus unavailable"
+    )
     skipped_tensors: Whole = Field(
-        default=0, description="times a tensor could not be read: on meta, quantised, …"
+        default=0, description="how often a tensor could not be read: on meta, quantised, …"
     )
     degraded: Many[Word] = Field(
-        default=(), description="probes that were switched off, with the reason"
+        default=(), description="probes that were switched off, each with the reason"
     )
     not_watched: Many[Word] = Field(
-        default=(), description="those of them that are off now; the others are back"
+        default=(), description="those of them that are off now; the others are on again"
     )
 
     @property
@@ -240,7 +249,7 @@ class CaptureFigures(Model):
 
 @EVENT_TYPES.register
 class Heartbeat(RunData):
-    """This origin is alive. Sent by a thread of its own, so it goes on while a step does not."""
+    """The sender is alive. A separate thread sends it, so it continues while a step does not."""
 
     model_config = example(
         run_id="gpt-2026-11-21",
@@ -255,20 +264,22 @@ class Heartbeat(RunData):
 
     last_step: Step | None = Field(default=None, description="None before the first step")
     steps_in_flight: bool = Field(
-        default=False, description="a forward call came since the last step"
+        default=False, description="there was a forward call since the last step"
     )
     busy: str | None = Field(
         default=None,
         max_length=100,
-        description="the phase under way, where one is: evaluation, checkpoint",
+        description="the current phase, if there is one: evaluation, checkpoint",
     )
-    forward_calls: Whole = Field(default=0, description="forward calls of the root module so far")
+    forward_calls: Whole = Field(
+        default=0, description="number of forward calls of the root module so far"
+    )
     capture: CaptureFigures | None = None
 
 
 @EVENT_TYPES.register
 class PhaseMark(RunData):
-    """A phase began or ended: `run.phase(name)`, an evaluation, a checkpoint."""
+    """A phase started or ended: `run.phase(name)`, an evaluation, a checkpoint."""
 
     model_config = example(
         run_id="gpt-2026-11-21",
@@ -284,12 +295,12 @@ class PhaseMark(RunData):
     name: Word = Field(max_length=100)
     edge: Literal["begin", "end"]
     step: Step | None = None
-    duration_s: float | None = Field(default=None, ge=0, description="seconds; at the end only")
+    duration_s: float | None = Field(default=None, ge=0, description="seconds; only at the end")
 
 
 @EVENT_TYPES.register
 class DataLoaderSeen(RunData):
-    """A training or an evaluation takes its batches from this data loader; said once of each."""
+    """A training or an evaluation uses this data loader. Sent once for each loader."""
 
     model_config = example(
         run_id="gpt-2026-11-21",
@@ -311,26 +322,34 @@ class DataLoaderSeen(RunData):
     event_type: ClassVar[str] = "tocsin.run.data_loader"
 
     mode: Literal["train", "eval"]
-    workers: Whole = Field(description="worker processes; 0: the training process loads itself")
-    pin_memory: bool = Field(default=False, description="in force; never without an accelerator")
+    workers: Whole = Field(
+        description="number of worker processes; 0: the training process loads the data"
+    )
+    pin_memory: bool = Field(
+        default=False, description="whether pinned memory is in use; never without an accelerator"
+    )
     prefetch_factor: Whole | None = Field(
-        default=None, description="batches that each worker loads ahead; None without workers"
+        default=None, description="batches that each worker loads in advance; None without workers"
     )
     persistent_workers: bool = False
     batch_size: Whole | None = Field(
-        default=None, description="samples of a batch; None: it varies or is not known"
+        default=None, description="samples per batch; None if it varies or is not known"
     )
     dataset: Word = Field(default="", max_length=200, description="class of the data set")
-    iterable: bool = Field(default=False, description="a stream: it has no length")
-    samples: Whole | None = Field(default=None, description="of the data set, on all ranks")
-    cores: Whole | None = Field(default=None, description="CPUs that the process may use")
+    iterable: bool = Field(
+        default=False, description="whether the data set is a stream without a length"
+    )
+    samples: Whole | None = Field(
+        default=None, description="samples in the data set, over all ranks"
+    )
+    cores: Whole | None = Field(default=None, description="number of CPUs that the process may use")
     gpu: bool = Field(default=False, description="whether the process sees a CUDA device")
     step: Step | None = Field(default=None, description="last finished step when it was recorded")
 
 
 @EVENT_TYPES.register
 class CaptureDegraded(RunData):
-    """A probe was switched off: it failed or cost too much. The training goes on unharmed."""
+    """A probe was switched off, because it failed or cost too much. The training is unaffected."""
 
     model_config = example(
         run_id="gpt-2026-11-21",

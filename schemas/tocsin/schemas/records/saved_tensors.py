@@ -16,15 +16,17 @@ class SavedTensor(Model):
 
     name: Word = Field(max_length=500, examples=["blocks.0.mlp.weight"])
     shape: Many[Whole] = Field(examples=[[256, 1024]])
-    dtype: Word = Field(max_length=32, description="as PyTorch names it", examples=["bfloat16"])
+    dtype: Word = Field(
+        max_length=32, description="PyTorch's name of the type", examples=["bfloat16"]
+    )
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] = Field(
-        description="of its numbers in memory, little-endian, row by row"
+        description="SHA-256 of the numbers in memory, little-endian, row by row"
     )
 
 
 @EVENT_TYPES.register
 class TensorsSaved(RunData):
-    """A rank has written tensors of one collection at one step into a file of safetensors."""
+    """A rank has written tensors of one collection at one step to a safetensors file."""
 
     model_config = example(
         run_id="gpt-2026-11-21",
@@ -49,7 +51,9 @@ class TensorsSaved(RunData):
 
     collection: str = Field(max_length=64)
     step: Step
-    uri: Text = Field(description="of the file, as the rank that wrote it reaches it")
-    path: Text = Field(description="of the file, from the root of the store")
-    size_bytes: Whole = Field(description="of the file; 0 in further records about the same one")
+    uri: Text = Field(description="URI of the file, as seen by the rank that wrote it")
+    path: Text = Field(description="path of the file, relative to the root of the store")
+    size_bytes: Whole = Field(
+        description="size of the file; 0 in further records about the same file"
+    )
     tensors: Many[SavedTensor] = Field(description="at most 1,000 in one record")

@@ -16,10 +16,10 @@ SILENCES: Final = f"{ALL_RUNS}/silence/"
 
 @EVENT_TYPES.register
 class SilenceSet(Data):
-    """A silence, signed. It is on each partition of the control topic, under one key.
+    """A silence, signed. Each partition of the control topic has a copy, under one key.
 
-    A later record under the same key replaces it: one that has ended was ended by a person, or by
-    its time.
+    A later record under the same key replaces it. A silence ends at its time, or when a person ends
+    it.
     """
 
     model_config = example(
@@ -37,18 +37,18 @@ class SilenceSet(Data):
 
     silence_id: Id
     match: Mapped[Many[Word]] = Field(
-        min_length=1, description="labels of the issues, each with the patterns that match"
+        min_length=1, description="labels of the issues, each with its patterns"
     )
     from_ms: Millis = Field(description="when it starts")
     until_ms: Millis = Field(description="when it ends")
     by: Word = Field(max_length=200, description="who set it: user@host, or a name")
     why: Text = ""
     mutes: Many[Literal["notify", "stop"]] = Field(
-        default=("notify",), max_length=2, description="what is not sent"
+        default=("notify",), max_length=2, description="what is held back: notices, stops or both"
     )
-    set_ms: Millis = Field(description="when this record was made")
+    set_ms: Millis = Field(description="when this record was written")
     ended_by: Word = Field(
-        default="", max_length=200, description="who ended it before its time; empty: nobody"
+        default="", max_length=200, description="who ended it early; empty if nobody did"
     )
 
     @property

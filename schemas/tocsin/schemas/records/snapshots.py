@@ -21,12 +21,14 @@ class SnapshotHeader(FrameHeader):
     run_id: RunId
     incarnation: Incarnation
     rule: str = Field(max_length=100, description="the rule instance", examples=["nonfinite"])
-    rule_version: Whole = Field(description="of the state's own form", examples=[1])
+    rule_version: Whole = Field(description="version of the rule's state format", examples=[1])
     next_offset: Whole = Field(
-        description="telemetry below this offset is in the state", examples=[48213]
+        description="the state covers telemetry below this offset", examples=[48213]
     )
     saved_at_ms: Millis
-    software: str = Field(max_length=100, description="who wrote it", examples=["tocsin 0.1.0"])
+    software: str = Field(
+        max_length=100, description="program and version that wrote it", examples=["tocsin 0.1.0"]
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

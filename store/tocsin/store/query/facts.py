@@ -64,7 +64,7 @@ RUNS: Final[Sequence[Column[RunView]]] = (
     Column("ended_at", "TIMESTAMP", "NULL while it runs", lambda run: run.ended_ms),
     Column("last_step", "BIGINT", "the last finished step", lambda run: run.last_step),
     Column("last_loss", "DOUBLE", "the loss then", lambda run: run.last_loss),
-    Column("ranks", "BIGINT", "ranks that were heard", lambda run: len(run.ranks)),
+    Column("ranks", "BIGINT", "ranks that have reported", lambda run: len(run.ranks)),
     Column("issues", "BIGINT", "issues so far", lambda run: run.issues),
     Column("labels", "JSON", "labels ->> 'team' is one of them", lambda run: _json(run.labels)),
     Column("node", "VARCHAR", "host name", lambda run: run.node),

@@ -167,7 +167,7 @@ def not_loaded(entry: RuleEntry, why: str, hint: str | None = None) -> Problem:
 
 def _run(path: Path, shown: str) -> ModuleType:
     if not path.is_file():
-        raise RuleNotLoaded(f"there is no file {shown}", f"it is looked for at {path}")
+        raise RuleNotLoaded(f"there is no file {shown}", f"looked for {path}")
     _refuse_shared(path, shown)
     # A name of its own: two folders may each have a `rules.py`, and so may the standard library.
     name = f"tocsin_custom_{sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
@@ -195,7 +195,7 @@ def _refuse_shared(path: Path, shown: str) -> None:
     for one in (path, path.parent, real.parent, path.parent / "__pycache__"):
         why = why_shared(one)
         if why is not None:
-            hint = f"chmod go-w {one}, or copy the rule into a folder of your own"
+            hint = f"chmod go-w {one}, or copy the rule into your own folder"
             raise RuleNotLoaded(f"{shown} is not run: {why}", hint)
 
 
@@ -238,7 +238,7 @@ def _is_rule(value: object) -> bool:
 def _checked(found: object, use: str, used_names: Collection[str]) -> type[AnyRule]:
     if not (isinstance(found, type) and issubclass(found, Rule)):
         hint = "class MyRule(tocsin.stream_rules.rule.Rule[MyParams, MyState])"
-        raise RuleNotLoaded(f"{use} is no rule: expected a subclass of Rule", hint)
+        raise RuleNotLoaded(f"{use} is not a rule: expected a subclass of Rule", hint)
     rule: type[AnyRule] = found
     meta: Any = getattr(rule, "meta", None)
     if not isinstance(meta, RuleMeta):
@@ -246,7 +246,7 @@ def _checked(found: object, use: str, used_names: Collection[str]) -> type[AnyRu
     if not _NAME.fullmatch(meta.name):
         raise RuleNotLoaded(f"{use}: expected a name in snake_case in its meta, not {meta.name!r}")
     if meta.name in used_names:
-        raise RuleNotLoaded(f"{use}: {meta.name!r} is a rule of tocsin's own: another name, please")
+        raise RuleNotLoaded(f"{use}: {meta.name!r} is a built-in rule: use another name")
     if not (isinstance(meta.params, type) and issubclass(meta.params, Params)):
         raise RuleNotLoaded(f"{use}: expected a subclass of Params as `params` of its meta")
     if not isinstance(getattr(rule, "state_type", None), type):

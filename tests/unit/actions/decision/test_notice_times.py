@@ -58,7 +58,7 @@ def test_only_issues_as_grave_as_the_receiver_says_are_urgent() -> None:
         ("defaults: {repeat_interval: 1s}", "2: expected at least 10s"),
         (
             "defaults: {group_wait: 1m, repeat_interval: 30s}",
-            "2: notices are repeated every 30s, but wait 1m for others",
+            "2: notices repeat every 30s, but a message waits 1m (group_wait)",
         ),
         (
             "receivers: {a: {type: email, to: [a@b.example], urgent: {every: 1s}}}",

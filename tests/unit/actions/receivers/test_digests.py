@@ -100,19 +100,19 @@ def test_a_text_of_the_users_own_is_about_issues_and_leaves_it_alone() -> None:
         ("{type: webhook, url: 'https://e.example/x', digest: 24h}", ""),
         (
             "{type: webhook, url: 'https://e.example/x', body: alertmanager-v4, digest: 24h}",
-            "this receiver of the type webhook takes issues alone",
+            "this receiver of the type webhook cannot show a digest",
         ),
         (
             "{type: webhook, url: 'https://e.example/x', template: {text: '1'}, digest: 24h}",
-            "this receiver of the type webhook takes issues alone",
+            "this receiver of the type webhook cannot show a digest",
         ),
         (
             "{type: alertmanager, url: 'https://e.example/', digest: 24h}",
-            "this receiver of the type alertmanager takes issues alone",
+            "this receiver of the type alertmanager cannot show a digest",
         ),
         (
             "{type: pagerduty, routing_key: {secret: k}, digest: 24h}",
-            "this receiver of the type pagerduty takes issues alone",
+            "this receiver of the type pagerduty cannot show a digest",
         ),
     ],
 )

@@ -81,7 +81,7 @@ async def test_the_next_attempt_goes_on(status: str) -> None:
     aws.answer("describe_jobs", {"jobs": [ID]}, **described(status, over=1))
     asked = await AwsJobs(BatchJobs(), None, aws).stop(JOB)
 
-    assert asked == StopAsked("refused", f"{status}: attempt 1 is over, 2 follows")
+    assert asked == StopAsked("refused", f"{status}: attempt 1 has ended, 2 follows")
     aws.done()
 
 
@@ -99,7 +99,7 @@ async def test_a_job_that_ends_between_look_and_termination_has_ended() -> None:
     aws.refuse("terminate_job", {"jobId": ID, "reason": JOB.reason}, "ClientException", 400)
     aws.answer("describe_jobs", {"jobs": [ID]}, **described("SUCCEEDED", over=1))
     asked = await AwsJobs(BatchJobs(), None, aws).stop(JOB)
-    assert asked == StopAsked("accepted", "nothing was left to end: SUCCEEDED")
+    assert asked == StopAsked("accepted", "there was nothing left to end: SUCCEEDED")
     aws.done()
 
 
@@ -220,7 +220,7 @@ async def test_a_job_of_another_implementation_ends_and_its_neighbour_goes_on(ba
     assert await seen_as(jobs, mine, "FAILED") == JobSeen("ended", "FAILED")
     (found,) = batch.describe_jobs(jobs=[ids[0]])["jobs"]
     assert found["statusReason"] == mine.reason
-    assert await jobs.stop(mine) == StopAsked("accepted", "nothing was left to end: FAILED")
+    assert await jobs.stop(mine) == StopAsked("accepted", "there was nothing left to end: FAILED")
     assert await jobs.inspect(other) == JobSeen("running", "RUNNING")
     unknown = target_job("batch", {"job": ID, "attempt": "1", "region": REGION})
     assert (await jobs.stop(unknown)).result == "failed"

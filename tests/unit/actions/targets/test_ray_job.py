@@ -57,7 +57,9 @@ async def test_a_job_is_stopped_by_its_submission_id_and_seen_to_be_gone() -> No
         assert await jobs.stop(JOB) == StopAsked("accepted", "asked to end it")
         assert await jobs.inspect(JOB) == JobSeen("ended", "STOPPED")
         # An attempt after one whose answer was lost asks for nothing a second time.
-        assert await jobs.stop(JOB) == StopAsked("accepted", "nothing was left to end: STOPPED")
+        assert await jobs.stop(JOB) == StopAsked(
+            "accepted", "there was nothing left to end: STOPPED"
+        )
         assert retried["status"] == "RUNNING"
         assert cluster.seen.count(f"POST /api/jobs/{ID}/stop") == 1
 
@@ -96,7 +98,9 @@ async def test_another_job_goes_on(details: dict[str, Any], state: str) -> None:
 async def test_a_job_that_ends_between_look_and_stop_has_ended() -> None:
     async with cluster_of(job_details(ID)) as (cluster, jobs):
         cluster.ends_before_stop = True
-        assert await jobs.stop(JOB) == StopAsked("accepted", "nothing was left to end: SUCCEEDED")
+        assert await jobs.stop(JOB) == StopAsked(
+            "accepted", "there was nothing left to end: SUCCEEDED"
+        )
 
 
 async def test_the_token_is_shown_and_without_it_nothing_is_known() -> None:

@@ -103,7 +103,7 @@ async def test_a_job_that_ended_before_is_left_alone(status: str) -> None:
     aws.answer("describe_training_job", ASKED, **described(status, "Completed"))
     asked = await AwsJobs(TrainingJobs(), None, aws).stop(JOB)
 
-    assert asked == StopAsked("accepted", f"nothing was left to end: {status}")
+    assert asked == StopAsked("accepted", f"there was nothing left to end: {status}")
     aws.done()
 
 
@@ -114,7 +114,7 @@ async def test_a_job_that_ends_between_look_and_stop_has_ended() -> None:
     aws.answer("describe_training_job", ASKED, **described("Completed", "Completed"))
     asked = await AwsJobs(TrainingJobs(), None, aws).stop(JOB)
 
-    assert asked == StopAsked("accepted", "nothing was left to end: Completed")
+    assert asked == StopAsked("accepted", "there was nothing left to end: Completed")
     aws.done()
 
 

@@ -144,7 +144,7 @@ async def test_an_issue_is_explained_with_the_words_of_its_rule() -> None:
         ("get_run", {"run": "nothing"}, "no run 'nothing'"),
         ("get_run", {}, "run: field required"),
         ("list_runs", {"limit": 0}, "limit: input should be"),
-        ("list_runs", {"colour": 1}, "colour: there is no such parameter"),
+        ("list_runs", {"colour": 1}, "colour: unknown parameter"),
         ("list_issues", {"since": "yesterday"}, "expected a duration like 30s"),
         ("explain_issue", {"issue": "ffff"}, "no issue, run or delivery"),
         ("query_series", {"run": "run-1"}, "expected one of: name"),

@@ -222,7 +222,7 @@ def test_what_works_though_hardly_as_meant_is_warned_of(tmp_path: Path) -> None:
         "unused_receiver",
     ]
     text = as_text(checked)
-    assert "tocsin.yaml:2:12: warning: no rule is on" in text
+    assert "tocsin.yaml:2:12: warning: no rule is enabled" in text
     assert "try: rules: all" in text
     assert "hidden-path" not in text
 
@@ -314,7 +314,7 @@ def test_a_receiver_that_shows_no_question_is_warned_of(
     assert not checked.problems
     assert f"the receiver {via!r}" not in as_text(checked), "it is used: it gets the question"
     found = [one for one in checked.warnings if one.code == "question_not_shown"]
-    message = f"{via!r} does not show the question whether to stop the run"
+    message = f"{via!r} cannot show an approval request"
     assert [(one.line, one.message) for one in found] == ([] if shown else [(12, message)])
 
 

@@ -28,7 +28,7 @@ def test_a_target_that_nobody_may_use_and_a_grace_that_it_does_not_give(tmp_path
         (4, 3, "unused_target"),
         (8, 25, "grace_of_target"),
     ]
-    assert checked.warnings[1].message == "1m of grace, but target 'ours' gives 30s"
+    assert checked.warnings[1].message == "a grace of 1m, but target 'ours' gives only 30s"
     assert checked.effective is not None
     assert checked.effective.targets == {"ours": "batch", "theirs": "sagemaker"}
     assert checked.effective.policy == ["team=vision: ours"]

@@ -84,7 +84,7 @@ def test_more_ranks_than_are_read_are_told() -> None:
     for rank in range(70):
         run.scalar("step_time_s", ONES, rank=rank).scalar("forward_s", ONES / 2, rank=rank)
     assert (
-        "Of 70 ranks 64 were looked at: they have about equally much to do."
+        "The 64 checked ranks of 70 have about equally much to do."
         in load_balancing(RunNumbers(run)).finding
     )
 

@@ -235,7 +235,7 @@ async def test_a_changed_section_takes_effect_without_a_restart(tmp_path: Path) 
     ("section", "problem"),
     [
         ("{url: ftp://a}", "expected a URL like"),
-        ("{url: 'http://a/{host}'}", "expected no other placeholder than {sender}"),
+        ("{url: 'http://a/{host}'}", "expected only the placeholder {sender}"),
         ("{url: http://a/b, every: 1s}", "expected 2s to 1h"),
         ("{url: {secret: nothing}}", "unknown secret 'nothing'"),
         ("{every: 60s}", "the key 'url' is missing"),

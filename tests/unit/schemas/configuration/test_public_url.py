@@ -43,7 +43,7 @@ def test_a_wrong_one_is_a_problem_of_the_file(key: str) -> None:
     assert config is None
     (problem,) = problems
     assert (problem.line, problem.column) == (2, len(key) + 3)
-    assert problem.message == "expected https: who reads a link on its way can answer with it"
+    assert problem.message == "expected https: anybody who intercepts a link can answer with it"
 
 
 def test_a_host_fits_with_and_without_the_schemes_own_port() -> None:

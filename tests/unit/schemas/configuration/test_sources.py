@@ -94,19 +94,19 @@ def test_what_two_files_name_alike_is_said_with_both_places() -> None:
     )
 
     assert problems(base=BASE, other=other) == [
-        "other.yaml:2:10: 'labels.env' was given already in base.yaml:2:10",
-        "other.yaml:4:3: 'receivers.ml-hook' was given already in base.yaml:7:3",
-        "other.yaml:6:5: the rule 'nonfinite' is listed already in base.yaml:9:5",
-        "other.yaml:7:12: 'defaults.rules' was given already in base.yaml:5:12",
+        "other.yaml:2:10: 'labels.env' is already set in base.yaml:2:10",
+        "other.yaml:4:3: 'receivers.ml-hook' is already set in base.yaml:7:3",
+        "other.yaml:6:5: the rule 'nonfinite' is already listed in base.yaml:9:5",
+        "other.yaml:7:12: 'defaults.rules' is already set in base.yaml:5:12",
     ]
 
 
 def test_a_section_without_names_stands_in_one_file() -> None:
     assert problems(a="version: 1\nbus: embedded:a.db\n", b="version: 1\nbus: {prefix: p}\n") == [
-        "b.yaml:2:1: 'bus' was given already in a.yaml:2:1"
+        "b.yaml:2:1: 'bus' is already set in a.yaml:2:1"
     ]
     assert problems(a="version: 1\n", b="version: 2\n") == [
-        "b.yaml:1:1: 'version' was given already in a.yaml:1:1"
+        "b.yaml:1:1: 'version' is already set in a.yaml:1:1"
     ]
     assert problems(a="version: 1\nrules:\n", b=TEAM.replace(", ml-hook", "")) == []
 

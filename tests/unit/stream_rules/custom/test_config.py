@@ -83,7 +83,7 @@ def test_check_says_each_mistake_with_line_and_column(folder: Path) -> None:
     ]
     assert lines[4] == "there is no file rules/none.py"
     assert lines[5] == "there is no class 'HighLos' in rules/sick.py"
-    assert "is no rule: expected a subclass of Rule" in lines[6]
+    assert "is not a rule: expected a subclass of Rule" in lines[6]
     assert lines[7].endswith("ValueError: math domain error (line 3)")
     assert "SyntaxError" in lines[8]
     assert lines[8].endswith("(line 1)")

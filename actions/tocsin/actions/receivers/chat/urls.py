@@ -50,7 +50,7 @@ _MAX_PARTS: Final = {
 }  # fmt: skip
 """Parts of a URL between slashes, host and one target included; the child counts more exactly."""
 
-SEVERAL_TARGETS: Final = "the chat URL names several targets: give each a receiver of its own"
+SEVERAL_TARGETS: Final = "the chat URL names several targets: create a receiver for each"
 
 
 def chat_fault(text: str) -> str | None:

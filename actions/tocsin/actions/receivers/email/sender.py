@@ -161,16 +161,18 @@ class EmailSender:
         await client.ehlo()
         if server.security == "starttls":
             if not client.supports_extension("starttls"):
-                return "the mail server offers no STARTTLS; `starttls: false` would do without"
+                return (
+                    "the mail server offers no STARTTLS; set `starttls: false` to send unencrypted"
+                )
             await client.starttls(tls_context=server.context)
             await client.ehlo()
         if server.username is None and server.password is None:
             return None
         if server.username is None or server.password is None:
             what = "user name" if server.username is None else "password"
-            return f"no log-in without the {what}, whose secret is missing"
+            return f"cannot log in: the secret of the {what} is missing"
         if not client.supports_extension("auth"):
-            return "the mail server offers no log-in; leave username and password out"
+            return "the mail server offers no log-in; remove username and password"
         if not client.supported_auth_methods:
             known = ", ".join(method.upper() for method in client.AUTH_METHODS)
             return f"the mail server offers no log-in by user name and password ({known})"

@@ -271,7 +271,7 @@ def _environment(escape: Escape) -> ImmutableSandboxedEnvironment:
         if value is None:
             return ""
         if not isinstance(value, str | int | float):
-            raise TypeError("a list or mapping is no text")
+            raise TypeError("a list or mapping is not text")
         return escape(str(value))
 
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, finalize=finalize)
@@ -286,7 +286,7 @@ _TESTS: Final = ("defined", "none", "number", "string")
 
 def _limited(text: str) -> str:
     if len(text) > _MAX_FILTERED:
-        raise ValueError("a filter returned too much")
+        raise ValueError("a filter returned too much text")
     return text
 
 

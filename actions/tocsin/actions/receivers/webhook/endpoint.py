@@ -37,7 +37,7 @@ def header_problems(headers: Iterable[str], loc: Loc) -> Iterator[Problem]:
         elif low in _OURS or low.startswith(("webhook-", "ce-")):
             yield Problem(here, f"the header {low!r} is set by tocsin", "header", at="key")
         elif low in seen:
-            yield Problem(here, f"the header {low!r} is there already", "header", at="key")
+            yield Problem(here, f"the header {low!r} is already set", "header", at="key")
         seen.add(low)
 
 
@@ -64,7 +64,7 @@ def signing_keys(
         if (key := value_of(reference, secrets)) is not None
     )
     if not keys:
-        raise ConfigurationError(f"{what}: it is to be signed, but there is no key")
+        raise ConfigurationError(f"{what}: signing is configured, but there is no key")
     return keys
 
 

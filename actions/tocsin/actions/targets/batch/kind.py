@@ -97,7 +97,9 @@ class BatchJobs:
         over = sum(one.get("stoppedAt") is not None for one in attempts)
         if over < _attempt(job):
             return JobSeen("running", state)
-        return JobSeen("replaced", f"{state}: attempt {_attempt(job)} is over, {over + 1} follows")
+        return JobSeen(
+            "replaced", f"{state}: attempt {_attempt(job)} has ended, {over + 1} follows"
+        )
 
 
 def _region(scheduler: SchedulerJob) -> str | None:

@@ -51,7 +51,7 @@ def evaluate(recorded: Recorded, seen: Seen) -> JobSeen:
     own = next((pod for pod in seen.pods if pod.uid == recorded.pod_uid), None)
     if own is not None:
         if own.restarted_since(recorded):
-            return JobSeen("replaced", f"the container in pod {own.name} was started again")
+            return JobSeen("replaced", f"the container in pod {own.name} was restarted")
         return JobSeen("running", f"pod {own.name} is {_state(own)}")
     if seen.job_name is None:
         return JobSeen(

@@ -81,7 +81,7 @@ class Commands:
         try:
             jobs = read_jobs(listed.output) if listed.code == 0 else ()
         except ValueError:
-            return Listing(failure="squeue printed something that is no list of jobs")
+            return Listing(failure="squeue's output is not a job list")
         return Listing(
             jobs=jobs,
             cluster=config.get("ClusterName", ""),

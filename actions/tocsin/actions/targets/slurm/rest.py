@@ -66,7 +66,7 @@ class Rest:
         try:
             return _listing(answer)
         except (KeyError, TypeError, ValueError):
-            return Listing(failure="slurmrestd answered something that is no list of jobs")
+            return Listing(failure="slurmrestd's answer is not a job list")
 
     async def set_requeue(self, called: str, *, allowed: bool) -> StopAsked:
         """By an update of that job."""

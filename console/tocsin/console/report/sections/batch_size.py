@@ -71,7 +71,8 @@ def batch_size(numbers: RunNumbers) -> Section:
         charts=[
             box_chart(
                 boxes, title="GPU, GPU memory and CPU", unit="percent", limit=_LIMIT,
-                description="A batch could be larger where all three are left of the limit",
+                description="A larger batch fits where GPU, memory and CPU use are all below "
+                "the limit",
             )
         ],
     )  # fmt: skip

@@ -90,7 +90,7 @@ def _notes(loader: DataLoaderSeen, *, starves: bool, ranks: int) -> list[str]:
     if loader.gpu and not loader.pin_memory:
         notes.append("Set pin_memory=True: copies to the GPU can then overlap with its work.")
     if starves and loader.workers and not loader.persistent_workers:
-        notes.append("Set persistent_workers=True: workers are started anew in each epoch.")
+        notes.append("Set persistent_workers=True: workers are restarted in each epoch.")
     return notes
 
 

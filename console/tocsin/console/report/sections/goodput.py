@@ -20,7 +20,7 @@ _ADVICE: Final = {
     "data_wait": "See the section on the data loader.",
     "checkpoint": "Write checkpoints less often, or asynchronously.",
     "evaluation": "Evaluate less often, or on a sample of the data.",
-    "stalled": "See the issues: a stall has a rule of its own.",
+    "stalled": "See the issues: a separate rule reports stalls.",
     "down": "See why incarnations ended; a restart by the scheduler takes this long.",
     "unknown": "Checkpoints that tocsin sees (torch.save, safetensors) decide what was kept.",
     "ending": "Check what the program does after its last step.",

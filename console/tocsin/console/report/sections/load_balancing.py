@@ -93,9 +93,7 @@ def load_balancing(numbers: RunNumbers) -> Section:
 
 
 def _counted(read: int, every: int) -> str:
-    return (
-        f"{read:,} ranks" if read == every else f"Of {every:,} ranks {read:,} were looked at: they"
-    )
+    return f"{read:,} ranks" if read == every else f"The {read:,} checked ranks of {every:,}"
 
 
 def _own_work(ranks: list[tuple[int, StepTimes]]) -> dict[int, Floats]:

@@ -55,7 +55,7 @@ def rules_summary(numbers: RunNumbers) -> Section:
         tables.append(Table(("rule", "status", "what it looks for"), rows, "Rules without issues"))
     return Section(
         key=KEY, title=_TITLE, finding=finding.strip(), status=worst(issues),
-        advice="Each issue has a section of its own, with its evidence." if fired else "",
+        advice="Each issue has its own section, with its evidence." if fired else "",
         figures=[
             Figure("rules", len(statuses)),
             Figure("issues", len(issues)),

@@ -63,7 +63,7 @@ def _gradients(matrix: Matrix) -> str:
         return "No norm of a gradient was finite."
     high, low = int(np.nanargmax(norms)), int(np.nanargmin(norms))
     return (
-        f"{counted(len(matrix.rows), 'tensor')} with gradients, looked at "
+        f"{counted(len(matrix.rows), 'tensor')} with gradients, measured "
         f"{counted(int(matrix.steps.size), 'time')}. The median norm is largest for "
         f"{matrix.rows[high]} ({value_text(float(norms[high]))}) and smallest for "
         f"{matrix.rows[low]} ({value_text(float(norms[low]))})."

@@ -102,7 +102,7 @@ def _loaded(name: str, module: ModuleType) -> None:
         if name == _TORCH and (error.name or "").partition(".")[0] == "tocsin":
             _report(
                 f"{sys.executable} has torch but not tocsin, so this training is not watched; "
-                f"try, in the clone that you installed from: {sys.executable} -m pip install ."
+                f"in the clone that you installed from, run: {sys.executable} -m pip install ."
             )
     except Exception as error:
         _report(f"this training is not watched: {error!r}")

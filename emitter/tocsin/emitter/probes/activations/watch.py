@@ -49,14 +49,14 @@ PATIENCE: Final = 3
 """Due steps without a reading before no more are asked for."""
 
 LATE: Final = (
-    "the model was compiled before tocsin was there, what its modules put out cannot be seen; call "
+    "the model was compiled before tocsin was loaded, so module outputs cannot be captured; call "
     "tocsin.emitter.start() before the first call of the compiled model, or use `tocsin run`"
 )
 CUDA_GRAPHS: Final = (
-    "the model is compiled for CUDA graphs, what its modules put out cannot be seen; "
-    'torch.compile without mode="reduce-overhead" can be watched'
+    "the model is compiled for CUDA graphs, so module outputs cannot be captured; "
+    'torch.compile without mode="reduce-overhead" is supported'
 )
-COMPILED: Final = "the model is compiled, and nothing of its modules was seen"
+COMPILED: Final = "the model is compiled, and no module output was captured"
 
 
 class Holder(Protocol):

@@ -35,7 +35,7 @@ def inhibit_problems(entries: Sequence[InhibitEntry]) -> Iterator[Problem]:
     """Inhibitions that are not what they look like."""
     for entry in entries:
         if "run" not in entry.equal:
-            message = "expected 'run' among them: only issues of one run are compared"
+            message = "expected 'run' in the list: only issues of the same run are compared"
             yield Problem((*entry.loc, "equal"), message, hint="[run]")
         for key in ("when", "mute"):
             if not getattr(entry, key):

@@ -25,7 +25,7 @@ from tocsin.schemas.records.runs import RunData
 
 @EVENT_TYPES.register
 class StopRequested(Data):
-    """A signed command to leave, for one incarnation of one run and worth nothing to others."""
+    """A signed command to stop one incarnation of one run. It is not valid for any other."""
 
     model_config = example(
         command_id="7f8a4a1c-9f3b-5a2b-8a55-5b0c0c2b7d11",
@@ -43,7 +43,9 @@ class StopRequested(Data):
 
     event_type: ClassVar[str] = "tocsin.stop.requested"
 
-    command_id: Id = Field(description="the delivery id, or a fresh one for a person's stop")
+    command_id: Id = Field(
+        description="the delivery id, or a new id if a person requested the stop"
+    )
     run_id: RunId
     incarnation: Incarnation
     issue_id: Id | None = None
@@ -51,13 +53,13 @@ class StopRequested(Data):
     reason: Text
     requested_by: Word = Field(default="", max_length=200)
     requested_ms: Millis
-    not_after_ms: Millis = Field(description="refused when it is read later than this")
+    not_after_ms: Millis = Field(description="refused if it is read after this time")
     nonce: str = Field(max_length=64)
     grace_s: float = Field(
         default=30.0,
         ge=0,
         le=86_400,
-        description="before SIGTERM, and again before SIGKILL, seconds",
+        description="seconds to wait before SIGTERM, and again before SIGKILL",
     )
     checkpoint: Literal["protect_last_good", "save", "skip"] = "protect_last_good"
     last_good_checkpoint: Checkpoint | None = None
@@ -75,9 +77,9 @@ def stop_key(run_id: str, incarnation: str) -> str:
 
 @EVENT_TYPES.register
 class DetailRequest(Data):
-    """Please capture more of this training for some steps: a rule has found something.
+    """Requests more capture of this training for some steps, because a rule has found something.
 
-    Unsigned, and so never worth more than that: whoever hears it bounds steps and rate itself.
+    Unsigned, so it can do nothing else; each rank limits steps and rate itself.
     """
 
     model_config = example(
@@ -93,12 +95,12 @@ class DetailRequest(Data):
 
     run_id: RunId
     incarnation: Incarnation
-    rule: str = Field(max_length=100, description="the rule instance that has found something")
-    issue_id: Id = Field(description="what it has found")
+    rule: str = Field(max_length=100, description="the rule instance that requests it")
+    issue_id: Id = Field(description="the issue that it has found")
     steps: Positive = Field(
-        description="for how many steps from the next one on; a listener takes 200 at most"
+        description="number of steps, from the next one on; a rank uses at most 200"
     )
-    not_after_ms: Millis = Field(description="ignored when it is read later than this")
+    not_after_ms: Millis = Field(description="ignored if it is read after this time")
 
     @property
     def key(self) -> str:
@@ -112,7 +114,7 @@ def detail_request_key(run_id: str) -> str:
 
 
 class StopAnswer(RunData):
-    """What each answer to a stop names: the command."""
+    """The fields of every answer to a stop: the command and its issue."""
 
     command_id: Id
     issue_id: Id | None = None
@@ -120,7 +122,7 @@ class StopAnswer(RunData):
 
 @EVENT_TYPES.register
 class StopAcknowledged(StopAnswer):
-    """The command was verified and will be obeyed, by this rank or by the launcher."""
+    """This rank or the launcher has verified the command and will obey it."""
 
     model_config = example(
         run_id="gpt-2026-11-21",
@@ -138,15 +140,16 @@ class StopAcknowledged(StopAnswer):
         default=None, description="the rank's step when it received the command"
     )
     leave_at: Step | None = Field(
-        default=None, description="the step at which the ranks agreed to leave"
+        default=None, description="the step at which the ranks have agreed to exit"
     )
 
 
 @EVENT_TYPES.register
 class StopCheckpoint(StopAnswer):
-    """What becomes of the checkpoint of a stop: decided at the exit point, before the loop is left.
+    """What happens to the checkpoint of a stop. It is decided at the exit point, before the rank
+    exits its loop.
 
-    From rank 0, and from each rank that was to save and did not.
+    Sent by rank 0, and by each rank that should have saved and did not.
     """
 
     model_config = example(
@@ -161,16 +164,20 @@ class StopCheckpoint(StopAnswer):
     event_type: ClassVar[str] = "tocsin.stop.checkpoint"
 
     decision: Literal["saved", "protected", "skipped", "not_saved"] = Field(
-        description="a new one was saved, that from before the fault is to go on from, none was "
-        "wanted, or none could be saved"
+        description=(
+            "saved; protected (resume from the checkpoint before the fault); skipped; or saving "
+            "failed"
+        )
     )
     checkpoint: Checkpoint | None = None
-    reason: Text = Field(default="", description="why none was saved, where one was wanted")
+    reason: Text = Field(
+        default="", description="why no checkpoint was saved although one was requested"
+    )
 
 
 @EVENT_TYPES.register
 class StopLeft(StopAnswer):
-    """This rank has left its training loop at an exit point."""
+    """This rank has exited its training loop at an exit point."""
 
     model_config = example(
         run_id="gpt-2026-11-21",
@@ -187,16 +194,16 @@ class StopLeft(StopAnswer):
 
     step: Step | None = None
     edge: str = Field(
-        max_length=64, description="where it left: optimizer_step, scaler_update, backward, …"
+        max_length=64, description="the exit point: optimizer_step, scaler_update, backward, …"
     )
     left_us: Whole = Field(
-        default=0, description="the rank's clock when it left (Unix, microseconds)"
+        default=0, description="when the rank exited, by its clock (Unix, microseconds)"
     )
 
 
 @EVENT_TYPES.register
 class StopEscalated(StopAnswer):
-    """The job did not leave in time; the launcher went one step further."""
+    """The job did not exit in time; the launcher escalates to the next signal."""
 
     model_config = example(
         run_id="gpt-2026-11-21",
@@ -215,7 +222,7 @@ class StopEscalated(StopAnswer):
 
 @EVENT_TYPES.register
 class StopExited(StopAnswer):
-    """The job is gone: seen, not assumed."""
+    """The job has exited. Its end was observed, not assumed."""
 
     model_config = example(
         run_id="gpt-2026-11-21",
@@ -261,7 +268,7 @@ class StopRefused(StopAnswer):
 
 @EVENT_TYPES.register
 class StopExpired(StopAnswer):
-    """The command was read after it had run out; it is not valid any more."""
+    """The command was read after it had expired, and was ignored."""
 
     model_config = example(
         run_id="gpt-2026-11-21",
@@ -273,17 +280,17 @@ class StopExpired(StopAnswer):
 
     event_type: ClassVar[str] = "tocsin.stop.expired"
 
-    not_after_ms: Millis = Field(description="when it ran out")
+    not_after_ms: Millis = Field(description="when it expired")
     reason: Text = ""
 
 
 class SignedDatagram(Model):
-    """A command as the launcher hands it to the ranks of its node.
+    """A command as the launcher passes it to the ranks of its node.
 
-    Key and value are the bytes as they stood on the bus (UTF-8), with their signature.
+    Key and value are the bytes of the bus record (UTF-8), with their signature.
     """
 
     key: str = Field(max_length=400, description="the record's key")
     value: str = Field(max_length=60_000, description="the record's value")
-    key_id: str = Field(max_length=16, description="which public key")
-    signature: str = Field(max_length=88, description="base64 of the 64 bytes")
+    key_id: str = Field(max_length=16, description="id of the public key")
+    signature: str = Field(max_length=88, description="base64 of the 64 bytes of the signature")

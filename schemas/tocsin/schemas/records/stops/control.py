@@ -16,7 +16,7 @@ SWITCH_KEY: Final = "_all/stops"
 
 @EVENT_TYPES.register
 class StopsSwitched(Data):
-    """All stops are switched off, or on again. Signed; the newest record counts."""
+    """All stops are switched off, or on again. Signed; the newest record applies."""
 
     model_config = example(
         off=True, by="ana@node-1", why="the new rule is wrong", at_ms=1795258012300
@@ -24,15 +24,15 @@ class StopsSwitched(Data):
 
     event_type: ClassVar[str] = "tocsin.stops.switched"
 
-    off: bool = Field(description="whether nothing is stopped from now on")
+    off: bool = Field(description="whether stops are off from now on")
     by: Word = Field(max_length=200, description="who switched: user@host, or a name")
     why: Text = ""
-    at_ms: Millis = Field(description="when, by the clock of who switched")
+    at_ms: Millis = Field(description="when, by that person's clock")
 
 
 @EVENT_TYPES.register
 class StopAnswered(Data):
-    """A person's answer to a stop that waits for approval. Signed."""
+    """A person's answer to a stop that is waiting for approval. Signed."""
 
     model_config = example(
         run_id="gpt-2026-11-21",
@@ -48,11 +48,11 @@ class StopAnswered(Data):
 
     run_id: RunId
     incarnation: Incarnation
-    delivery_id: Id = Field(description="the stop that waits")
+    delivery_id: Id = Field(description="the stop that is waiting")
     verdict: Literal["approve", "reject"]
-    by: Word = Field(max_length=200, description="who answers: user@host, or a name")
+    by: Word = Field(max_length=200, description="who answered: user@host, or a name")
     why: Text = ""
-    at_ms: Millis = Field(description="when, by the clock of who answers")
+    at_ms: Millis = Field(description="when, by that person's clock")
 
     @property
     def key(self) -> str:

@@ -1,4 +1,4 @@
-"""`cold_start`: a rule has lost its state of this run and starts again in the middle of it.
+"""`cold_start`: a rule has lost its state of this run and starts again in mid-run.
 
 This happens when a snapshot cannot be read, was written by another version of the rule, or does not
 exist although the run was in progress: the state was lost, the rule is new, or the workers started
@@ -6,8 +6,8 @@ late. The engine publishes it. A rule that depends on history (its `history_step
 point: its issues are reported as usual, but stop no run until it has seen that many steps again. If
 the condition is still true then, the stop follows.
 
-It resolves when all rules have enough history. A warning if state was lost; an info if there was
-none yet.
+It resolves when all rules have enough history. It is a warning if state was lost, and an info if
+there was none yet.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`rule_failed`: a rule raised an exception. The engine publishes it; this is the entry for it."""
+"""`rule_failed`: a rule raised an exception. The engine publishes the issue; this is its catalogue
+entry."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`rule_has_no_input`: a rule without input is reported, so that its silence does not look like
-good health."""
+"""`rule_has_no_input`: a rule without input is reported, so that its silence is not taken for a
+healthy run."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""`telemetry_gap`: some records of the run were lost, or were not judged.
+"""`telemetry_gap`: some records of the run were lost, or were not checked.
 
 - dropped: the training process dropped records, because its queue was full or the bus was
   unreachable; its heartbeats count them.
-- missing: records did not arrive: each process numbers its own, and some numbers are missing.
-- shed: the worker could not keep up and spent most of its time on this run, so it did not judge
-  summaries of tensors: those of most collections first, then those of gradients, weights, biases,
-  updates, losses and checksums. Events, scalars, samples of nodes and summaries with NaN or Inf are
-  always judged. Whole steps are left out, so that ranks are compared as before.
+- missing: records did not arrive. Each process numbers its records, and some numbers are missing.
+- shed: the worker could not keep up and spent most of its time on this run, so it skipped summaries
+  of tensors: those of most collections first, then gradients, weights, biases, updates, losses and
+  checksums. Events, scalars, samples of nodes and summaries with NaN or Inf are always checked.
+  Whole steps are skipped, so that ranks are still compared with each other.
 
 The first two are counted from the first record that arrives, so a run that is read from its middle
-on misses nothing. All are reported once per heartbeat, as an info; as a warning if they exceed
+on is not reported. All are reported once per heartbeat, as an info; as a warning if they exceed
 `percent` of the records sent in the meantime, and at least `least` records. It resolves when
 nothing was lost for `quiet`. The limits are choices: rules tolerate single missing steps, and a
 restart of the bus costs a run of minutes about one record in a hundred.

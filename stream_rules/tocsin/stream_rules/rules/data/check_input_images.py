@@ -1,17 +1,18 @@
 """`check_input_images`: images that are not normalised.
 
-For an input that you name (`run.data(inputs=images)`), the training process sends mean and spread
-of each channel, from a sample of the values. For an input with up to `most_channels` channels, and
-once it has seen `threshold_samples` values of each, the rule fires when
+For an input that you name (`run.data(inputs=images)`), the training process sends the mean and
+standard deviation of each channel, from a sample of the values. For an input with up to
+`most_channels` channels, and once it has seen `threshold_samples` values of each, the rule fires
+when
 
 - `mean`: a channel's mean is further from 0 than `threshold_mean`,
 - `scale`: a channel's standard deviation is outside [`least_std`, `largest_std`]; pixels from 0 to
-  255 have one of about 70. A channel in which nothing varies (a mask) has none.
+  255 have about 70. A constant channel, such as a mask, is ignored.
 
-Each must be true in `for_summaries` consecutive summaries, whose values are added up. 0.2 and 500
-are the reference's, which checks only the mean. Pixels from 0 to 1, as `ToTensor` makes them, have
-a mean of 0.1 (handwritten digits) to 0.5 (photographs): many models learn well from them, and
-others normalise within the model. So this is an info.
+Each must be true over the values of `for_summaries` consecutive summaries. The defaults 0.2 and 500
+come from SageMaker Debugger, which checks only the mean. Pixels from 0 to 1, as `ToTensor` makes
+them, have a mean of 0.1 (handwritten digits) to 0.5 (photographs): many models learn well from
+them, and others normalise within the model. This is therefore an info.
 """
 
 from __future__ import annotations

@@ -3,26 +3,27 @@
 The training process counts, in samples of the batches, how often each class is the label, is
 predicted, and is predicted correctly. There are three conditions, by branch:
 
-- `one_class`: after `one_class_samples` labels all were of one class, although the model
-  distinguishes several. Of 100 labels from a source in which one class has nine tenths this happens
-  once in 38,000 times; two classes, of which one may really be rare (fraud, a disease), need twenty
-  times as many labels; batches with thousands of labels (pixels or tokens of few images or texts)
-  need five summaries. It is a warning if a layer has as many outputs as there are classes and one
-  optimizer steps; otherwise an info: contrastive losses have the correct answer at index 0 in each
-  row, and the discriminator of a GAN sees one kind at a time.
+- `one_class`: there were at least `one_class_samples` labels so far, all of the same class,
+  although the model distinguishes several. If one class makes up 90 % of the data, 100 equal labels
+  occur once in 38,000 times. With two classes, of which one may really be rare (fraud, a disease),
+  the rule needs twenty times as many labels. With thousands of labels per batch (the pixels or
+  tokens of a few images or texts), it needs five summaries. It is a warning if a layer has as many
+  outputs as there are classes and one optimizer steps; otherwise an info: contrastive losses have
+  the correct answer at index 0 in each row, and the discriminator of a GAN sees one kind at a time.
 - `imbalance`: after `samples` labels, the most frequent class has more than `threshold_imbalance`
-  times the labels of the rarest one that occurred. The rarest one counts with the largest frequency
-  that `certainty` standard deviations allow (Poisson), since few labels give no reliable ratio. An
-  info: many good trainings have such data.
-- `misprediction`: in the last `samples` labels more than `threshold_misprediction` of a class are
-  taken for another one (Wilson's lower bound), in `for_summaries` consecutive summaries, although
-  the model predicts `least_accuracy` of all labels correctly. At the start every class is
+  times the labels of the rarest one that occurred. For the rarest class, the rule uses the upper
+  bound of its frequency at `certainty` standard deviations (Poisson), since a ratio from few labels
+  is not reliable. An info: many good trainings have such data.
+- `misprediction`: in the last `samples` labels, more than `threshold_misprediction` of a class are
+  predicted as another one (Wilson's lower bound), in `for_summaries` consecutive summaries,
+  although the model predicts `least_accuracy` of all labels correctly. At the start every class is
   mispredicted, and in a hard task most are for a long time: only a class that lags behind the
-  others is interesting. Training and evaluations count separately. An info.
+  others is reported. Training and evaluations are counted separately. An info.
 
-Labels that are the model's own tokens (an embedding has as many rows as there are classes) do not
-count for the last two unless `tokens_too`: words are not equally frequent. 10, 0.7 and 500 are the
-reference's values; the preset has its conditions, without the exceptions.
+Labels that are the model's own tokens (an embedding has as many rows as there are classes) are
+ignored by the last two conditions unless `tokens_too` is set: words are not equally frequent. The
+values 10, 0.7 and 500 come from SageMaker Debugger; the preset has its conditions, without these
+exceptions.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 - `constant`: in `for_looks` consecutive checks of the loss inputs, the scores of all samples of a
   batch are the same: their standard deviation over the samples is below 1e-6 of their size. Only
   the last bias of the model has an effect; the inputs do not reach the output (dead ReLUs, weights
-  of zero). It does not count if the inputs themselves are identical.
-- `one_class`: at least `share` of the predictions are of one class in records that cover `steps`
-  steps of training, or in `evaluations` of them in a row, while that class is at most `label_share`
-  of the labels. Many healthy models do this in their first steps: a record that starts before
-  `start_step` does not count.
+  of zero). Checks with identical inputs are ignored.
+- `one_class`: at least `share` of the predictions have the same class, over `steps` steps of
+  training or in `evaluations` consecutive evaluations, while that class makes up at most
+  `label_share` of the labels. Many healthy models do this in their first steps: records that start
+  before `start_step` are ignored.
 """
 
 from __future__ import annotations

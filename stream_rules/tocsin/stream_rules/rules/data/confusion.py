@@ -6,13 +6,13 @@ There are two conditions, by branch, on the last `samples` labels, separately fo
 evaluations: `off_diagonal`, more than `max_off_diag` of a class are predicted as one other class;
 `diagonal`, less than `min_diag` of a class are predicted correctly.
 
-The sample must show it with certainty (Wilson's bounds, `certainty` standard deviations), in
+The sample must be significant (Wilson's bounds, `certainty` standard deviations), in
 `for_summaries` consecutive summaries, and only while the model predicts `least_accuracy` of all
-labels correctly: before it has learned, it confuses everything. With the reference's 0.9 and 0.1,
-every classifier that is not almost perfect would have a permanent issue; the defaults here find
-contradictions to the labels: a class that is predicted more often as another one than as itself, as
-when two classes are swapped in the labels. An info. The preset has the reference's conditions.
-Labels that are the model's own tokens do not count.
+labels correctly: before it has learned, it confuses everything. With SageMaker Debugger's 0.9 and
+0.1, every classifier that is not almost perfect would have a permanent issue. The defaults here
+find contradictions to the labels: a class that is predicted more often as another one than as
+itself, as when two classes are swapped in the labels. An info. The preset has SageMaker Debugger's
+conditions. Labels that are the model's own tokens are ignored.
 """
 
 from __future__ import annotations

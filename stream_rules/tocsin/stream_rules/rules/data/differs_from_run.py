@@ -1,12 +1,12 @@
 """`differs_from_run`: this run differs from another one.
 
-For two runs that should be alike: the same program after a change that should change nothing, on
-another machine, with another version of a library. The rule compares values at each step whose loss
-both runs have reported, and in each summary of the same collection, step and tensor: they differ
-where they are further apart than `rtol` of the larger one (minimum, maximum, mean and spread: of
-the largest absolute value of the tensor). It reports only the first difference: later ones follow
-from it. With an `rtol` of 0, as in the preset, the runs must agree to the last bit of what was
-sent.
+Use it for two runs that should give the same numbers: the same program after a refactoring, on
+another machine, or with another version of a library. The rule compares values at each step whose
+loss both runs have reported, and in each summary of the same collection, step and tensor: values
+differ if they are further apart than `rtol` times the larger one (for minimum, maximum, mean and
+standard deviation: times the largest absolute value of the tensor). It reports only the first
+difference, because later ones follow from it. With an `rtol` of 0, as in the preset, all reported
+values must be identical.
 
 The other run must be on the same bus within its retention, a day by default, and be ahead of this
 one, usually completed. The rule keeps its losses and the first 64 MiB of its summaries. If the

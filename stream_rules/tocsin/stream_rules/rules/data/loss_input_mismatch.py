@@ -7,8 +7,8 @@ after `for_looks` of them, counting each step once.
 
 - `probabilities_as_logits`: a cross-entropy, which applies the softmax itself, receives the output
   of a softmax or of a sigmoid, or rows of values in [0, 1] that sum to 1 within `tolerance`; or the
-  binary cross-entropy with logits receives that of a sigmoid or a softmax. The values look normal,
-  but the loss cannot fall below a certain value: 1.46 with ten classes.
+  binary cross-entropy with logits receives the output of a sigmoid or a softmax. The values look
+  normal, but the loss cannot fall below a certain value: 1.46 with ten classes.
 - `probabilities_as_logarithms`: `nll_loss` receives probabilities, not their logarithms.
 - `logits_as_logarithms`: `nll_loss` receives values above 0, which cannot be logarithms of
   probabilities; such a loss falls without end.
@@ -17,7 +17,8 @@ after `for_looks` of them, counting each step once.
   pixels up to 255.
 - `unreachable_targets`: more than `unreachable` of a regression's targets are outside the range of
   the last activation, such as a sigmoid with standardised targets.
-- `each_with_each`: scores [n, 1] and targets [n]: the loss of numbers is broadcast to n · n pairs.
+- `each_with_each`: scores have the shape [n, 1] and targets [n]: a regression loss broadcasts them,
+  and compares n · n pairs.
 - `logarithms_as_logits`: a cross-entropy receives the output of a log-softmax. This does no harm,
   but shows that the model's output was designed for `nll_loss`. An info.
 """

@@ -2,14 +2,14 @@
 
 The training process counts tokens, in samples: those that you name (`run.data(tokens=ids)`),
 otherwise the targets of a cross-entropy over more than 1,000 classes, without those that the loss
-ignores. Over the last `samples` tokens, the share of each token that `token_values` lists must not
-be above its limit in `token_thresholds_percent` (Wilson's lower bound). Without a list no token may
-be above the first limit.
+ignores. Over the last `samples` tokens, no token in `token_values` may exceed its limit in
+`token_thresholds_percent` (Wilson's lower bound). If `token_values` is empty, the first limit
+applies to every token.
 
-The labels of a model whose embedding has as many rows as there are classes are tokens, too. The
-reference looks at token 0, commonly the padding, with a limit of 50 %; any token that makes up half
-of a text is unusual, so this rule checks all of them. An info: padded targets waste compute, and
-the loss is mostly that of the padding, but training continues.
+The labels of a model whose embedding has as many rows as there are classes are tokens, too.
+SageMaker Debugger checks token 0, commonly the padding, with a limit of 50 %. Any token that makes
+up half of a text is unusual, so this rule checks all tokens. An info: padded targets waste compute
+and dominate the loss, but training still works.
 """
 
 from __future__ import annotations

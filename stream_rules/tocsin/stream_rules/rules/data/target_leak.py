@@ -2,7 +2,7 @@
 
 In a few of the first steps the training process compares the targets of a cross-entropy with the
 ids that the model's embeddings received in the same step, at positions whose next token is
-different: there a target is the token itself, or the next one, or neither. It also records whether
+different. There, a target is the token itself, the next token, or neither. It also records whether
 attention at these positions can see the next one, according to its mask or its probabilities.
 
 - `unshifted_targets`: at least `same` of the targets are the tokens themselves, and no position can
@@ -10,7 +10,8 @@ attention at these positions can see the next one, according to its mask or its 
   zero, but it cannot continue a text.
 - `no_causal_mask`: at least `following` of the targets are the next tokens, and at least `ahead` of
   the positions can see the next one in each captured attention. The loss falls far below what is
-  possible, in evaluations, too; at generation those tokens are missing, and the text is nonsense.
+  possible, in evaluations, too; at generation time those tokens do not exist, and the text is
+  nonsense.
 
 Each is reported after `for_looks` checks. A masked encoder has neither relation at the positions
 that its loss counts; one that receives its own targets in both directions may be an autoencoder and

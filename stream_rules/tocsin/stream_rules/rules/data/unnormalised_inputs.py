@@ -5,9 +5,9 @@ its inputs in three of the first steps. With r the root mean square:
 
 - `raw_pixels`: all values are integers, from 0 up to 50 … 255: bytes of images. A warning.
 - `large`: r > `large`, a warning; r > `notable`, an info. Initialisations assume r = 1; the outputs
-  of the first layer, and the gradient of its weight, are r times as large. 100 is far above what
-  standardised data of any kind gives, also with heavy tails; 10 is what pixels from 0 to 16 (8) and
-  most counts stay below.
+  of the first layer, and the gradient of its weight, are r times as large. 100 is far above any
+  standardised data, even with heavy tails; pixels from 0 to 16 (r = 8) and most counts are below
+  10.
 - `constant`: all samples of all checks are the same: the data is lost before the model. A warning
   if there are targets to learn, otherwise an info: a small reinforcement-learning problem may have
   one state.

@@ -1,19 +1,19 @@
 """`attention_logit_growth`: attention logits that grow until attention sees only one position.
 
-At due steps the training process computes the attention logits of some heads and queries of one
-sample again: their largest (`logit_max`) and the entropy of the probabilities, as a share of the
-largest possible one. Three conditions on a layer, by branch:
+At the steps of its capture schedule, the training process recomputes the attention logits of some
+heads and queries of one sample, and sends the largest logit (`logit_max`) and the entropy of the
+probabilities, as a share of the largest possible entropy. Three conditions on a layer, by branch:
 
 - `limit`: the largest logit is above `limit` in two summaries in a row, or once above `factor`
   times that. A softmax over logits that far apart selects one position and has no gradient. With a
-  scale of 1/sqrt(width) healthy trainings stay below some tens (of small GPTs at most 43, and 2,212
-  at thirty times the best learning rate); those that diverged had thousands (Wortsman et al.,
+  scale of 1/sqrt(width) healthy trainings stay below about 50 (small GPTs: at most 43, and 2,212 at
+  thirty times the best learning rate); those that diverged had thousands (Wortsman et al.,
   "Small-scale proxies for large-scale Transformer training instabilities", 2023), and Kimi K2 clips
   at 100.
-- `growth`: it is above `limit` / `factor`, has risen in each of the last three summaries, and is
-  more than `factor` times what it was at most `window` steps ago: at this pace it meets the limit
-  within as many steps. Every training starts with small logits that grow, so the rule ignores them
-  until they are half-way to the limit. An info.
+- `growth`: the largest logit is above `limit` / `factor`, has risen in each of the last three
+  summaries, and is more than `factor` times its value of at most `window` steps ago: at this rate
+  it reaches the limit within another `window` steps. Every training starts with small logits that
+  grow, so the rule ignores them until they are half-way to the limit. An info.
 - `entropy_collapse`: the entropy is below `least_entropy_percent` of the largest possible one in
   two summaries in a row, and less than a tenth of its highest (Zhai et al., "Stabilizing
   Transformer training by preventing attention entropy collapse", 2023). Copying tasks also produce

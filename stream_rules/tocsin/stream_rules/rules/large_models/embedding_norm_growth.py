@@ -7,14 +7,14 @@ table's rows. By branch:
   row.
 - `growth`: the mean length is more than `factor` times what it was at half as many steps, in two
   summaries in a row. An embedding with small initial values grows a lot in healthy trainings, but
-  not this fast: steps of an even size add up to twice the length in twice the time at most, and
-  random ones to 1.4 times. More is a growth that feeds itself. The first 150 steps, in which a
-  warm-up may do the same, are ignored.
+  not this fast: in twice the time, steps of equal size at most double the length, and steps in
+  random directions increase it 1.4 times. Faster growth reinforces itself. The first 150 steps, in
+  which a warm-up may do the same, are ignored.
 
-Of a GPT, an LSTM and a factorised matrix the longest row was 7.5 times the mean at most, and the
-mean length grew by 1.4 times at most while the steps doubled, after the first 150.
+In a GPT, an LSTM and a factorised matrix, the longest row was at most 7.5 times the mean, and after
+the first 150 steps the mean length grew at most 1.4 times while the number of steps doubled.
 
-An info: it leads to large logits and activations, which have their own rules.
+An info: large logits and activations, which follow from it, have their own rules.
 """
 
 from __future__ import annotations

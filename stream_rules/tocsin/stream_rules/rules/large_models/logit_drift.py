@@ -3,18 +3,18 @@
 A cross-entropy ignores a constant that is added to all logits of a token: nothing fixes their
 level, and in half precision large logits lose the small differences that matter. The training
 process sends the log of the sum of their exponentials, log Z, averaged over a sample of tokens.
-Fine-tuned models begin at any level (that of GPT-2 is below -30), so it is measured from the first
-summary. By branch:
+Fine-tuned models may start at any level (GPT-2 is below -30), so the drift is measured from the
+first summary. By branch:
 
-- `limit`: it is further than `limit` from where it began, in two summaries in a row.
-- `slope`: it has moved by more than `slope` per 1,000 steps, measured between the first and the
+- `limit`: log Z is further than `limit` from its start, in two summaries in a row.
+- `slope`: log Z has moved by more than `slope` per 1,000 steps, measured between the first and the
   last third of the last `window` steps, over at least 500 steps and five summaries, and always in
-  the same direction; and it is at least `slope` from where it began.
+  the same direction; and it is at least `slope` from its start.
 
-Small language models went from 4.8 to 7.6 at most in 1,000 healthy steps. A classifier that grows
-certain has a rising log Z, too. So this is an info, unless it is further than ten times the limit.
-PaLM and others hold log Z at 0 by an auxiliary loss (z-loss, 1e-4 log²Z). Outputs without a
-cross-entropy (no labels, no tokens were seen) are not logits and are ignored.
+In small language models, log Z went from 4.8 to at most 7.6 in 1,000 healthy steps. It also rises
+in a classifier that becomes more confident. So this is an info, unless the drift exceeds ten times
+the limit. PaLM and others keep log Z near 0 with an auxiliary loss (z-loss, 1e-4 log²Z). Outputs
+without a cross-entropy (no labels or tokens were captured) are not logits, and are ignored.
 """
 
 from __future__ import annotations

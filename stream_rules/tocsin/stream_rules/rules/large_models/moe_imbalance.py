@@ -1,19 +1,21 @@
 """`moe_imbalance`: a mixture of experts in which some experts get too many tokens, or none.
 
-At due steps the training process counts, for a sample of up to 4,096 tokens, how often a router
-chooses each expert. By branch:
+At the steps of its capture schedule, the training process counts, for a sample of up to 4,096
+tokens, how often a router chooses each expert. By branch:
 
 - `overload`: the most chosen expert has more than `ratio` times the mean load, in `for_summaries`
-  summaries in a row. No expert can have more than experts / chosen times the mean, namely each
-  token; where there are few experts, nine tenths of that are taken as the limit. (Mixtral has 8
+  summaries in a row. An expert that gets every token has experts / chosen times the mean, and none
+  can have more. With few experts, the limit is therefore nine tenths of that. (Mixtral has 8
   experts of which each token gets 2: the largest possible load is 4 times the mean, and the limit
-  3.6.) Switch Transformers drop what is above 1 to 2 times the mean.
-- `dead_expert`: an expert had no token in the last `dead_for` summaries, in which an even share
-  would have been at least 300 tokens. An info, a warning once that is half of the experts or more.
+  3.6.) Switch Transformers drop tokens above 1 to 2 times the mean.
+- `dead_expert`: an expert got no token in the last `dead_for` summaries, in which an even share
+  would have been at least 300 tokens. An info; a warning if half of the experts or more are
+  affected.
 
-At its first step a router is often as uneven as can be, in healthy trainings, too: two of four
-experts had every token in one of the trainings that these thresholds were tested on, and 1.2 to 1.7
-times the mean from step 100 on, with or without a balancing loss. So one summary is not enough.
+At the first step, the router of a healthy training is often completely uneven. In one of the
+trainings that these thresholds were tested on, two of four experts got every token at first, and
+1.2 to 1.7 times the mean from step 100 on, with or without a balancing loss. So one summary is not
+enough.
 """
 
 from __future__ import annotations

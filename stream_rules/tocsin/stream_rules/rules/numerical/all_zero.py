@@ -1,12 +1,12 @@
 """`all_zero`: numbers that should not be are zero.
 
-- gradients: watched by default. All gradients of the model together are exactly zero in
+- gradients: checked by default. All gradients of the model together are exactly zero in
   `for_summaries` consecutive checks (a check is an exact norm of a step, or a summary), so the
   model does not learn: the loss does not depend on the weights, all units are dead, or gradients
   are set to zero between backward() and step(). A solved task has no gradients either, so this
   check pauses while the loss is zero, or below 1 % of the first one.
-- tensors: those that `tensors` names contain at least `threshold` percent zeros, in as many
-  consecutive summaries; here the loss does not matter.
+- tensors: the tensors in `tensors` contain at least `threshold` percent zeros, in `for_summaries`
+  consecutive summaries, whatever the loss.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`dead_optimizer_state`: the optimizer's state stays empty, or is thrown away.
+"""`dead_optimizer_state`: the optimizer's state stays empty, or is discarded.
 
 It has three forms, each a separate episode:
 
@@ -9,10 +9,10 @@ It has three forms, each a separate episode:
   of a gradient below 1e-4, nor float32 that of one below 1e-23. Such an update is then divided by
   epsilon alone.
 - `renewed`: the optimizer is a different object at each of `for_steps` consecutive steps: the loop
-  creates it again each time and so throws away its state.
+  creates it again each time and so discards its state.
 
-The first two are facts of one summary and its gradients, so one summary is enough; neither occurred
-in float32 trainings of any kind.
+One summary with its gradients is enough to detect the first two. Neither occurred in any float32
+training.
 """
 
 from __future__ import annotations

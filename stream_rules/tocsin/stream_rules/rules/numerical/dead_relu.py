@@ -4,15 +4,15 @@ through them.
 The training process sends, for each module that is a ReLU or a ReLU6, the share of its units that
 were active in less than 1 % of the values sampled from a batch. A unit is a channel of a
 convolution (dimension 1), otherwise one index of the last dimension. A layer is dead when the share
-is above `threshold_layer` in `for_summaries` consecutive summaries, since a single batch may not
-use many units. One summary is enough when the share is above `threshold_at_once`: a layer with no
-active unit passes nothing on. A layer whose output is NaN counts as neither dead nor alive.
+is above `threshold_layer` in `for_summaries` consecutive summaries, since a single batch may leave
+many units unused. One summary is enough when the share is above `threshold_at_once`: a layer with
+no active unit passes nothing on. Layers whose output is NaN are ignored.
 
 In healthy trainings the share was 59 % at most, in the first step of eight layers with PyTorch's
 own initial weights, and below 45 % from step 50 on; it was 100 % only with an injected fault.
 
-That 1 % (SageMaker Debugger's `threshold_inactivity`) is applied in the training process, so it is
-not a parameter of the rule.
+The training process applies the limit of 1 % (SageMaker Debugger's `threshold_inactivity`), so it
+is not a parameter of the rule.
 """
 
 from __future__ import annotations

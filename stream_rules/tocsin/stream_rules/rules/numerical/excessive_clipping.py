@@ -5,11 +5,11 @@ With `clip_grad_norm_`, the norm is known before and after clipping. The issue f
 
     after < `ratio` · before    and    after < `floor`
 
-that is, less than one percent is left, and the limit itself is too small to be meant against
-spikes: published trainings use limits of 0.1 to 10, usually 1.0. If the limit is usual and the
-gradients are more than 1 / `extreme` times as large, the branch `far_too_large` is an info: an
-optimizer like Adam, which ignores the gradient's scale, may keep learning (a common reason is a
-loss that is a sum instead of a mean).
+By default this means that less than one percent is left, and that the limit is too small to be
+meant against spikes: published trainings use limits of 0.1 to 10, usually 1.0. If the limit is
+usual and the gradients are more than 1 / `extreme` times as large, the branch `far_too_large` is an
+info: an optimizer like Adam, which ignores the gradient's scale, may keep learning (a common reason
+is a loss that is a sum instead of a mean).
 """
 
 from __future__ import annotations

@@ -2,23 +2,23 @@
 
 With n the global gradient norm of a step, as it was before `clip_grad_norm_`, and E its exponential
 moving average, the condition is n > factor · E for `for_steps` steps in a row, or n > factor² · E
-at once, after `warmup_steps`. Outliers (n > factor · E) do not enter E. A norm must also be twice
-the largest that the run has seen lately: a memorised data set brings norms near zero, over which an
-ordinary batch stands out. If clipping removes more than half of it, the rule needs n > factor² · E
-or a loss that follows: clipping is meant for the single bursts of a recurrent network. If gradients
-are sharded over the ranks, n is combined from all shards.
+at once, after `warmup_steps`. Outliers (n > factor · E) are not included in E. The norm must also
+be twice the largest recent one: on a memorised data set norms are near zero, and an ordinary batch
+is an outlier. If clipping removes more than half of the norm, the rule requires n > factor² · E or
+a rising loss: clipping handles single bursts, as in recurrent networks. If gradients are sharded
+over the ranks, n is combined from all shards.
 
-At steps whose exact norm was not read, an estimate from a sample of the gradients replaces it. It
-only enters E, unless it is an outlier: it never fires, does not count for the largest norm, and
-does not end a series of outliers, since large values may be outside of the sample. Only steps with
-an exact norm count as consecutive. If the last of them was not an outlier, an estimate counts as a
-healthy step, too.
+At steps whose exact norm was not read, an estimate from a sample of the gradients replaces it. The
+estimate is included in E unless it is an outlier. It has no other effect: it never fires, does not
+count for the largest norm, and does not end a series of outliers, since the sample may miss large
+values. Only steps with an exact norm count as consecutive. If the last of them was not an outlier,
+an estimate counts as a healthy step, too.
 
-It is critical only if the loss has followed and stays high: the median of the 50 losses from the
-first outlier on, and that of the newest ten of them, are more than twice what the loss was before.
-Until that is known the issue stays open. The first spike of BLOOM's training, and a training whose
-task is switched, have losses that follow and recover within 50 steps: both are healthy. If the loss
-is still high after 500 losses without an outlier, this is its new level, and later outliers are
+It is critical only if the loss rises too and stays high: the median of the 50 losses from the first
+outlier on, and that of the newest ten of them, are more than twice what the loss was before. Until
+that is known the issue stays open. In the first spike of BLOOM's training, and in a training whose
+task is switched, the loss rises and recovers within 50 steps: both are healthy. If the loss is
+still high after 500 losses without an outlier, this is its new level, and later outliers are
 compared with it: the issue resolves, since the norm is normal again, and `loss_diverged` covers the
 loss.
 

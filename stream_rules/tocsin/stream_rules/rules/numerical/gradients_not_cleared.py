@@ -4,7 +4,7 @@ missing.
 The training process checks one small parameter at the start of each backward call. If a non-zero
 gradient is already present at every backward call since the last optimizer step, it was not
 cleared: the next step adds to the gradients of the last one. The column `gradients_uncleared`
-counts the consecutive steps; the issue fires at `for_steps` of them. This is a fact, not an
+counts the consecutive steps; the issue fires at `for_steps` of them. This check is exact, not an
 estimate: gradient accumulation and alternating optimizers start from a cleared gradient.
 """
 

@@ -1,16 +1,16 @@
 """`low_precision_range`: gradients in 16 or 8 bits are near the limits of their type.
 
 The training process sends, for each gradient in float16, bfloat16 or float8, the share of its
-values that are not zero but below the smallest normal number of the type (`underflow`: digits are
-lost, and what is a little smaller is zero; 6.1e-5 in float16, 1.2e-38 in bfloat16), and of those
-above 0.9 of the largest (`overflow`: 65,504 in float16). Gradients of float32 weights are not
-checked, whatever type autocast uses. There are two conditions, each a separate episode. Each must
-be true in `for_summaries` consecutive summaries without recovering (the last value is at least nine
-tenths of the first one):
+values that are not zero but below the smallest normal number of the type (`underflow`: such values
+lose digits, and slightly smaller ones become zero; 6.1e-5 in float16, 1.2e-38 in bfloat16), and the
+share above 0.9 of the largest number (`overflow`: 65,504 in float16). Gradients of float32 weights
+are not checked, whatever type autocast uses. There are two conditions, each a separate episode.
+Each must be true in `for_summaries` consecutive summaries without recovering (the last value is at
+least nine tenths of the first one):
 
-- underflow: over all gradients together, weighted by their size, more than `underflow` of the
-  numbers;
-- overflow: of any one gradient, more than `overflow` of the numbers.
+- underflow: the underflow share over all gradients together, weighted by their size, is above
+  `underflow`;
+- overflow: the overflow share of any gradient is above `overflow`.
 """
 
 from __future__ import annotations

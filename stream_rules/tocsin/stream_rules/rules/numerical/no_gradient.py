@@ -1,11 +1,11 @@
 """`no_gradient`: a parameter that should be trained gets no gradient.
 
 The training process checks the parameters of its optimizers after a step: after each of the first
-ten, every tenth of the first 200, and every fiftieth after that. The backward pass did not reach a
-parameter without a `.grad`. It counts after `for_steps` consecutive checks, and after three times
-its longest earlier gap, because an expert or a head that is used occasionally gets a gradient
-again. For some of these steps it is also known which modules were called, with gradients on or off,
-unless the model is compiled.
+ten, every tenth of the first 200, and every fiftieth after that. A parameter without a `.grad` was
+not reached by the backward pass. The rule counts it after `for_steps` consecutive checks, and not
+before three times its longest earlier gap, because an expert or a head that is used occasionally
+gets a gradient again. For some of these steps it is also known which modules were called, with
+gradients on or off, unless the model is compiled.
 
 - `nothing`: no parameter has a gradient. The loss is computed with another model, or from plain
   numbers.
@@ -20,16 +20,16 @@ unless the model is compiled.
   still have the values of their initialisation, and are `frozen_share` of all weights: most often a
   backbone whose pretrained weights were not loaded. It is known at one of the steps 5 to 9.
 
-The limits of the first four are not tuned: the condition is a fact of the training process. Five
-checks leave room for a model that alternates between several tasks.
+The first four need no tuned limits, because the training process knows them exactly. Five checks
+leave room for a model that alternates between several tasks.
 
 Untrained weights are matrices and filters, at least 3 of them, in modules that the forward pass
 calls. They are within the exact bound of PyTorch's uniform initialisations, or are normal while all
 biases and scales around them are untouched; trained weights leave these bounds within a few steps.
-Not counted are weights that the program writes to (a momentum encoder), copies beside the model (a
-target network, a distilled random network), models whose optimizer is waiting for its turn (a GAN),
-a fixed embedding, and one or two layers of random features. A deep random network that is frozen on
-purpose looks the same as the fault: set `frozen_share` to 1 there.
+The rule ignores weights that the program writes to (a momentum encoder), separate copies of the
+model (a target network, a distilled random network), models whose optimizer alternates with another
+(a GAN), a fixed embedding, and one or two layers of random features. A deep random network that is
+frozen on purpose looks the same as the fault: set `frozen_share` to 1 for it.
 """
 
 from __future__ import annotations

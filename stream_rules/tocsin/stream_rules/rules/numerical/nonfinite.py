@@ -1,12 +1,11 @@
 """`nonfinite`: NaN or Inf in the loss, a gradient or a weight, and where it started.
 
 A rank sends the scalars and the tensor summaries of a bad step immediately, in either order. Under
-data parallelism, all ranks are bad in the same step. The rule decides on the origin when every rank
-has reported the step completely, or after 1 s; after 5 s if it started in none of the ranks that
-have reported and one rank is missing.
+data parallelism, all ranks are bad in the same step. The rule determines the origin when every rank
+has reported the step completely, or after 1 s. If no rank that has reported is the origin and one
+rank is missing, it waits up to 5 s.
 
-- Of several steps, it names the earliest; of several ranks, one whose loss or own gradients were
-  bad.
+- It names the earliest bad step, and a rank whose loss or own gradients were bad.
 - If the loss is bad, or all gradients at once: the first input or module in forward order with bad
   values, if the summaries of the step show it (the activations of its forward pass); otherwise the
   loss.

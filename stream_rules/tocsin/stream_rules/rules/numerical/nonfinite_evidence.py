@@ -1,8 +1,8 @@
 """Evidence for `nonfinite`: what was bad at one step, by rank, and what that shows of the origin.
 
 Under data parallelism one rank's NaN is in every rank's gradients after the reduce, in the same
-step. So a rank whose loss, or whose own gradients before the reduce, were bad is where it began;
-one that only has bad reduced gradients has followed.
+step. So the origin is a rank whose loss, or whose own gradients before the reduce, were bad; a rank
+with only bad reduced gradients is a consequence.
 """
 
 from __future__ import annotations

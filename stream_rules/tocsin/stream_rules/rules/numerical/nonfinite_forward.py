@@ -1,10 +1,9 @@
-"""What activations and inputs show of a bad step: where on the way to the loss it began.
+"""What activations and inputs show of a bad step: where in the forward pass it started.
 
-They never make an issue: masks and log-probabilities are infinite by nature, and a value that is
-NaN may be left out of the loss. They name where a loss that is bad has it from. The rows of the bad
-step say it, or, of NaN alone, the newest rows before: an activation that was NaN when it was looked
-at last was not well. What was bad in a summary and followed by another, without an issue in
-between, is usual for this model and says nothing.
+They never cause an issue: masks and log-probabilities are infinite by nature, and a NaN may be
+masked out of the loss. They show the origin of a bad loss. The rows of the bad step show it, or,
+for NaN only, the newest earlier rows. Values that were bad in a summary and were followed by
+another summary, without an issue in between, are usual for this model and are ignored.
 """
 
 from __future__ import annotations

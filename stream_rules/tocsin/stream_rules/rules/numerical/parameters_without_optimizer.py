@@ -1,10 +1,10 @@
 """Parameters that have gradients and are in no optimizer: nothing will ever change them.
 
-The training process looks for them twice in the first steps. It is a warning where they are of the
-model that is trained: what is frozen on purpose has `requires_grad` False, and no gradients; or
-where the optimizer has parameters that belong to no module any more: those were replaced after it
-was made. Otherwise it is an info: the network of a perceptual loss, or a critic, has gradients that
-nobody uses.
+The training process looks for them twice in the first steps. It is a warning if they belong to the
+trained model, because parameters that are frozen on purpose have `requires_grad` False and no
+gradients. It is also a warning if the optimizer has parameters that no longer belong to a module:
+they were replaced after the optimizer was created. Otherwise it is an info: the network of a
+perceptual loss, or a critic, has unused gradients.
 """
 
 from __future__ import annotations

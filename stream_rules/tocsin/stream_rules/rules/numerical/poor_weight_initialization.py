@@ -5,17 +5,17 @@ The rule checks the first `steps` steps of a run that starts at step 0. It has t
 - variance_ratio: of the layers whose activations have the same kind of summary, the variance of one
   is more than `threshold` times that of an earlier one, and its standard deviation above
   `least_std` (the signal grows from layer to layer), or it is less than 1 / `threshold_shrinking`
-  of that of an earlier one. Layers with a constant output, such as zero, are ignored. A signal that
-  grows after an update that made most of the weights anew, from gradients that were no larger than
-  the weights, is that of a learning rate which is too high: `weight_update_ratio` reports it.
+  of that of an earlier one. Layers with a constant output, such as zero, are ignored. If the signal
+  grows after an update that replaced most of the weights, although gradients were no larger than
+  the weights, the learning rate is too high: `weight_update_ratio` reports it.
 - narrow_gradients: in the first `for_summaries` summaries at least `share` of the gradients are
   narrow: p95 - p05 and the standard deviation are below `distribution_range` times the largest
   gradient of the model. A summary in which gradients rise from exact zeros does not count: a last
   layer or a residual branch that starts at zero is good practice.
 - flat_loss: the first `patience` losses of the run are within `flat_within` of each other, although
-  there are gradients and a learning rate is not zero. The default is the rounding of sums in
-  float32: not even another batch changes the loss. A loss of zero does not count, nor does one that
-  is a tenth below the first one of the run: a step or two may solve a small problem.
+  there are gradients and a learning rate is not zero. The default is the rounding error of sums in
+  float32, so not even another batch changes the loss. A loss of zero is ignored, and so is one that
+  is 10 % below the first loss of the run: a step or two may solve a small problem.
 
 The reference (SageMaker Debugger) compares variances of the inputs of activations; this rule
 compares variances of their outputs, which are what is captured. In 15 healthy trainings
@@ -23,10 +23,10 @@ compares variances of their outputs, which are what is captured. In 15 healthy t
 autoencoder; PyTorch's own initial weights, Xavier's, Kaiming's) variances shrank by up to 3,700
 times with the depth and grew by 1.3 times, standard deviations were below 3, the median gradient
 was above 5e-4 of the largest one, and a quarter of the gradients were narrow at most (biases in
-front of a normalisation). Weights 10 times too large made the variance grow 350 times within three
-layers, those of a standard deviation of 1 845 to 3,000,000 times; weights of 0.001 left gradients
-of 2e-8 of the largest (a CNN) to 1e-11, and all zeros or one constant left zeros. Hence 100,
-100,000, 10 and 1e-7.
+front of a normalisation). Weights that were 10 times too large made the variance grow 350 times
+within three layers; weights with a standard deviation of 1 made it grow 845 to 3,000,000 times.
+Weights of 0.001 gave gradients of 2e-8 (a CNN) to 1e-11 of the largest one, and weights that were
+all zero or one constant gave zeros. The defaults 100, 100,000, 10 and 1e-7 follow from this.
 """
 
 from __future__ import annotations

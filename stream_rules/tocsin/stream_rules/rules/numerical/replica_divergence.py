@@ -2,8 +2,8 @@
 ones.
 
 With several ranks, each rank sends a checksum of the bits of every parameter, every 100 steps.
-Ranks whose parameters have the same names are replicas of each other (a part of a parameter has its
-place in its name, `@tp1`, and is compared with the same part alone). The checksums of a step are
+Ranks whose parameters have the same names are replicas of each other (the name of a shard includes
+its position, `@tp1`, and it is compared only with the same shard). The checksums of a step are
 compared when each rank has sent them, ten seconds after they were first found to differ, or when a
 rank is four checks further. With three or more replicas, the rule names those that disagree with
 the majority.
@@ -13,8 +13,8 @@ the majority.
   changed. Weights that agreed only until something changed them may be meant to differ (local SGD
   or experts of each rank, from one seed, in a first step with a learning rate of 0; or they are
   frozen): a warning.
-- never_alike: no weight was ever the same. Perhaps gradients are not averaged, and each rank trains
-  on its own; perhaps this is intended (local SGD, shards under one name): a warning, not critical.
+- never_alike: no weight was ever the same. Either gradients are not averaged, so each rank trains
+  separately, or this is intended (local SGD, shards under one name). A warning, not critical.
 
 Weights that differ from the first check on while others agree are treated as parts of the model
 that belong to one rank, like the experts of an expert-parallel model.

@@ -3,19 +3,20 @@ gradient.
 
 The training process sends, for each module that is a tanh or a sigmoid, the share of a sample of
 16,384 inputs at which its derivative is below 1e-7: beyond ±8.752 for tanh, where 1 - tanh² is that
-small, and beyond ±16.118 for sigmoid, where s (1 - s) is. Of their hard forms it is the share of
-outputs at a bound, of a softmax the share of rows whose largest probability is above 0.999. A layer
-is saturated when the share is above `threshold_layer` in the first summary of a run, before any
-learning, or in `for_summaries` consecutive ones. (SageMaker Debugger's limits, ±9.4999 for tanh and
--23 and 16.99999 for sigmoid, are those of derivatives of 2e-8, 1e-10 and 4e-8.)
+small, and beyond ±16.118 for sigmoid, where s (1 - s) is. For their hard forms it sends the share
+of outputs at a bound, and for a softmax the share of rows whose largest probability is above 0.999.
+A layer is saturated when the share is above `threshold_layer` in the first summary of a run, before
+any learning, or in `for_summaries` consecutive ones. (SageMaker Debugger's limits, ±9.4999 for tanh
+and -23 and 16.99999 for sigmoid, correspond to derivatives of 2e-8, 1e-10 and 4e-8.)
 
-Two cases are an info, not a warning: a softmax that is sure of its answers, and the last module of
-the model once it has learned to saturate (black pixels of a decoder, for example). Both may be
-correct.
+Two cases are an info, not a warning: a softmax with confident predictions, and the last module of
+the model after it has learned to saturate (for the black pixels of a decoder, for example). Both
+may be correct.
 
 In healthy trainings of perceptrons, convolutions and autoencoders with tanh or sigmoid the share
 was 0 in each layer at steps 1 and 100; with weights of a standard deviation of 1 in place of 0.1 it
-was 0.26 to 0.28 (six tanh layers of 64 units), of 5 it was 0.8. Hence 20 %, where 50 is usual.
+was 0.26 to 0.28 (six tanh layers of 64 units), of 5 it was 0.8. The default is therefore 20 %; 50 %
+is a common choice elsewhere.
 """
 
 from __future__ import annotations

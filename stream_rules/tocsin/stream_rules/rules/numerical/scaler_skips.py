@@ -6,8 +6,8 @@ searches for the scale. There are two conditions, each a separate episode:
 
 - share: of the last `window` attempts more than `share` were skipped. Skips before the first
   completed step are the search for the scale, and do not count until there are `search` of them.
-- floor: the scale is below `floor`. From PyTorch's initial 65,536, that takes 17 more skips than
-  recoveries. The scale then shrinks gradients instead of enlarging them, and small values become 0
+- floor: the scale is below `floor`. Starting from PyTorch's 65,536, this takes 17 more skips than
+  recoveries. The scale then reduces gradients instead of enlarging them, and small values become 0
   in float16.
 """
 

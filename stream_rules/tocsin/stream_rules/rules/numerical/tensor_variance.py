@@ -1,9 +1,9 @@
 """`tensor_variance`: the variance of a named tensor is outside the configured limits.
 
-The variance is the square of the summary's standard deviation, over the tensor's finite values (of
-an activation over a sample of them). The usual variance differs from tensor to tensor, so the rule
-has no default limits and runs only if the configuration names tensors and a limit. A tensor is
-outside after `for_summaries` consecutive summaries.
+The variance is the square of the summary's standard deviation, over the tensor's finite values (for
+an activation, over a sample of them). The usual variance differs from tensor to tensor, so the rule
+has no default limits and runs only if the configuration names tensors and a limit. The rule fires
+after `for_summaries` consecutive summaries outside the limits.
 """
 
 from __future__ import annotations

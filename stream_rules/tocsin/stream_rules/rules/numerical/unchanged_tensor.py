@@ -1,24 +1,24 @@
 """`unchanged_tensor`: a weight that gets gradients but does not change.
 
 A tensor is unchanged when all statistics of its last `num_steps` summaries are equal within rtol ·
-abs(value) + atol, and the change that was measured within a step, where one was, is as small. Only
-weights count that their gradient could move: frozen parameters have no gradient, and one below 1e-4
-of the usual gradient (the upper quartile over the tensors, now or in the first summaries) is
-rounding noise, such as that of a bias before a normalisation, or of a solved task. The same applies
-to the gradient of a bias below 1e-2 of that of its layer's weight: in 16 bits it is that noisy.
+abs(value) + atol, and the measured change within a step, if there is one, is as small. Only weights
+that their gradient could move are checked. Frozen parameters have no gradient. A gradient below
+1e-4 of the usual gradient (the upper quartile over the tensors, now or in the first summaries) is
+rounding noise, as for a bias before a normalisation or a solved task; so is a bias gradient below
+1e-2 of the gradient of its layer's weight, which in 16 bits is that noisy.
 
 Parameters that have gradients but are in no optimizer do not change either: the branch
-`in_no_optimizer` reports them after the first seven steps; `unowned_gradients.py` defines when that
-is a warning.
+`in_no_optimizer` reports them after the first seven steps; the probe
+`parameters_without_optimizer.py` defines when that is a warning.
 
 While the learning rates of all parameter groups are zero, or below 1e-4 of their highest, the rule
 pauses: `learning_rate_anomaly` reports that. If only some are, as many tensors as their groups have
 may stay unchanged, which is a usual way to freeze a part of a model.
 
-The tolerances are those of float32 arithmetic, not the ten thousand times wider ones of SageMaker
-Debugger: with a rate of 1e-6, ten steps change a LayerNorm's statistics by less than 1e-5 of their
-size, and that run learns. The preset `sagemaker` has its tolerances, and counts every weight,
-frozen or not: there, you name the tensors to watch.
+The tolerances match float32 arithmetic. SageMaker Debugger's are ten thousand times wider: with a
+learning rate of 1e-6, ten steps change a LayerNorm's statistics by less than 1e-5 of their size,
+and that run learns. The preset `sagemaker` has its tolerances and checks every weight, frozen or
+not, so you name the tensors to check.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ gradients:
 - depth: the first quarter of the layers has gradients less than `depth_ratio` times as large as the
   last quarter has (medians over tensors of the mean absolute gradient; from eight tensors on).
 
-The preset `sagemaker` is the condition that SageMaker Debugger documents: any tensor, in any
-summary, whatever the loss, and no form by depth.
+The preset `sagemaker` has SageMaker Debugger's documented condition: any tensor, in any summary,
+whatever the loss, without the form `depth`.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class VanishingGradient(TensorRowRule[VanishingGradientParams, _State]):
                 "moving": 1e30,
             }
         },
-        does_not_see="Gradients that vanish inside a module without parameters of its own, and a "
+        does_not_see="Gradients that vanish inside a module without its own parameters, and a "
         "single tensor with vanishing gradients among many without: `no_gradient` covers tensors "
         "that get none at all.",
         resolve_after_steps=20,

@@ -3,8 +3,8 @@
 The ratio of a tensor is update_l2 / (l2 + epsilon): the norm of its change in one step against its
 own norm. The condition is that at least `share` of the tensors are above `large_threshold`, or
 below `small_threshold`, in each of the last `for_summaries` summaries; each side is a separate
-episode. The first `warmup_steps` steps are left out: biases start at zero, and any change is large
-against that. The large side ignores tensors of fewer than 16 values: the bias of a logistic
+episode. The first `warmup_steps` steps are skipped: biases start at zero, and any change is large
+relative to zero. The large side ignores tensors of fewer than 16 values: the bias of a logistic
 regression with a weighted loss may move by its own size at each step and still learn. The small
 side only checks weights that their gradients could move: a gradient below 1e-4 of the usual
 gradient (the upper quartile over the tensors, now or in the first summaries) is rounding noise,
@@ -15,20 +15,20 @@ as many tensors as their groups have are ignored.
 In the first steps, the large side uses other conditions, for tensors that did not start at zero: a
 median ratio above 0.5, and the same for all weights together, after which the loss more than
 doubles within ten steps, or is NaN; a median ratio above 0.2, after which the loss is more than
-four times as high; or, of eight tensors or more and whatever the loss does, a median ratio above
-0.5 with a median norm of the change above 1. Of 22 healthy programs with up to eight seeds the
-highest ratio of a first step was 0.1; of three whose rate was a thousand times too high the lowest
-was 0.65.
+four times as high; or, with eight tensors or more and whatever the loss does, a median ratio above
+0.5 with a median norm of the change above 1. In 22 healthy programs with up to eight seeds, the
+highest ratio of a first step was 0.1; in three programs with a learning rate a thousand times too
+high, the lowest was 0.65.
 
 In healthy runs the median over the tensors was 4e-3 to 5e-3 (a small GPT, AdamW) and 5e-3 to 2e-2
-(a ResNet, SGD with momentum), and the largest of any tensor 0.06 and 0.17, in the first 30 steps.
-What stays above 0.2 is a rate that is too high for weights that cannot grow with it, for weight
-decay or normalisation; where they can, the ratio falls within ten steps, and the loss shows the
-problem.
+(a ResNet, SGD with momentum), and the largest of any tensor 0.06 and 0.17, in the first 30 steps. A
+ratio that stays above 0.2 means that the learning rate is too high and that weight decay or
+normalisation keeps the weights from growing. If the weights can grow, the ratio falls within ten
+steps, and the loss shows the problem.
 
 The preset `sagemaker` has SageMaker Debugger's documented limits, for any tensor and any summary
-from the first on, without the exceptions of the small side. Its rule compares two saved steps, by
-default 500 apart; here the change is that of one step.
+from the first on, without the exceptions of the small side. SageMaker Debugger's rule compares two
+saved steps, by default 500 apart; this rule uses the change of one step.
 """
 
 from __future__ import annotations

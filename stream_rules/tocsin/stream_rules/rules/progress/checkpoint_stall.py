@@ -3,10 +3,10 @@
 - long: one write takes longer than `threshold`. Start and end marks (`run.phase("checkpoint")`, the
   frameworks' callbacks) show this during the write; otherwise its duration shows it afterwards.
 - growing: all writes of one step are added up. The condition is that each of the last three steps
-  with a checkpoint took longer than (1 + `percent` / 100) times the median of all before, at least
-  six, and longer by `least`, while its bytes did not grow by half as much: larger files naturally
-  take longer, and writes into a page cache vary by about a second. An info; a warning from one
-  minute on.
+  with a checkpoint took longer than (1 + `percent` / 100) times the median of all earlier ones (at
+  least six), and longer by `least`, while the size did not grow by half as much. Larger files
+  naturally take longer, and writes into a page cache vary by about a second. An info; a warning
+  from one minute on.
 
 The defaults of `threshold` and `percent` are choices, not measurements: a job that writes for ten
 minutes loses an hour a day at a checkpoint every two and a half hours.

@@ -1,20 +1,20 @@
 """`checkpoint_unhealthy`: a checkpoint from which the run should not continue.
 
-- after_onset: it was saved at or after the step at which an issue of `nonfinite` or `loss_diverged`
-  began that is worth a stop: it holds what the fault has made of the weights.
-- torn: its files are not whole: cut off, empty, or a part is missing.
-- nonfinite: tensors in it have NaN or Inf. A tensor of 0 and -Inf only is a mask, and none.
-- zeros: matrices in it are all zero that were not in the checkpoint before of the same kind, or
-  at least half of its matrices are, of four or more.
-- smaller: it is smaller than the median of those of its kind before, at least three, by more than
-  `smaller` percent.
+- after_onset: it was saved at or after the first step of a stop-worthy issue of `nonfinite` or
+  `loss_diverged`, so it contains weights that the fault has changed.
+- torn: its files are not complete: truncated, empty, or a part is missing.
+- nonfinite: tensors in it have NaN or Inf. A tensor of only 0 and -Inf is a mask, and is ignored.
+- zeros: matrices are all zero that were not in the previous checkpoint of the same kind; or, of at
+  least four matrices, half or more are all zero.
+- smaller: it is more than `smaller` percent smaller than the median of the earlier checkpoints of
+  its kind (at least three).
 
-Of one kind are checkpoints whose paths differ in their digits only. The files are read beside the
-training by `tocsin run` and `tocsin.emitter.start()`, on the node that has written them, without
-unpickling them; so the conditions on the contents need a path that this node can read. Up to 4 GiB
-of a checkpoint are read, of a larger one the beginning of each tensor.
+Checkpoints are of one kind if their paths differ only in digits. `tocsin run` and
+`tocsin.emitter.start()` have a separate process read the files on the node that wrote them, without
+unpickling, so the conditions on the contents need a path that this node can read. At most 4 GiB of
+a checkpoint are read; of a larger one, only the beginning of each tensor.
 
-The limits are choices, not measurements: of one model and optimizer the sizes of healthy
+The limits are choices, not measurements: for one model and optimizer, the sizes of healthy
 checkpoints differ by less than a percent.
 """
 
@@ -87,7 +87,7 @@ class CheckpointUnhealthy(Rule[CheckpointUnhealthyParams, _State]):
             event(Heartbeat, optional=True),
         ),
         capture_hint="torch.save, safetensors and the frameworks' checkpoints are noticed",
-        remedy="Go on from an older checkpoint, and delete the unhealthy one, so that no restart "
+        remedy="Resume from an older checkpoint, and delete the unhealthy one, so that no restart "
         "takes it. If it is torn, look at the space and quota of the file system.",
         does_not_see="Contents of files that this node cannot read, of object storage, and of the "
         "formats of others; weights that are finite and wrong.",

@@ -10,19 +10,19 @@ It has these forms, each a separate episode:
   model.
 - vanished: in all groups below `vanished` times its highest value, for a quarter of the steps so
   far and at least `zero_steps`: a scheduler designed for epochs that steps at every batch. A cosine
-  to zero is that low for the last 0.6 % of its steps, an exponential decay to a hundred-thousandth
-  for a fifth of them.
+  decay to zero is that low in the last 0.6 % of its steps; an exponential decay to a
+  hundred-thousandth, in a fifth of them.
 - unstepped: the program created a scheduler but did not call its `step()` in two epochs of the
   training's data loader, or before the end of the run. The training process counts the calls.
-- a jump: from one step to the next by more than `factor`, up or down. A fall is an info, because
-  the next phase of a script may start with one. These do not count: a rise to an earlier rate, or
-  to the base rate of a scheduler (a warm restart or a warm-up by epochs); a change equal to the
-  previous or the next one (a warm-up or a decay by steps, which is why the rule decides one step
-  later); a factor of exactly ten (the usual decay); and rates below a millionth of the highest one.
-  The issue resolves when the rate is back within `factor` of its earlier value, not when it stays
-  at the new one.
+- a jump by more than `factor` from one step to the next, up or down. A fall is an info, because the
+  next phase of a script may start with one. These are ignored: a rise to an earlier rate, or to the
+  base rate of a scheduler (a warm restart or a warm-up by epochs); a change equal to the previous
+  or the next one (a warm-up or a decay by steps, which is why the rule decides one step later); a
+  factor of exactly ten (the usual decay); and rates below a millionth of the highest one. The issue
+  resolves when the rate is back within `factor` of its earlier value, not when it stays at the new
+  one.
 - constant although there is a scheduler, for the first `constant_steps` steps: only an info, since
-  a scheduler that decays by epochs stays constant for a long time.
+  a scheduler that decays once per epoch stays constant for a long time.
 """
 
 from __future__ import annotations

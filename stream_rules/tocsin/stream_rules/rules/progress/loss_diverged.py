@@ -5,74 +5,79 @@ run had reached. It is critical, and stops the run, when the rise is far beyond 
 show: ten to a hundred times, or a large part of the progress lost for hundreds of steps. The exact
 conditions follow, with the measurements behind them.
 
-With ref the lowest of the running medians and scale the standard deviation of all losses so far
-(each cut at the warning's limit), a factor F is exceeded when a median of the newest losses > ref +
-(F - 1) · max(abs(ref), scale). The running spread keeps a memorised data set, with losses near
-zero, from counting as a small reference. Above `factor` by the median of `for_steps` it is a
-warning, above `critical_factor` critical (branch `risen`), if it is much worse than at first, too:
-a cross-entropy above what a guess costs and as many times what it began with; any other loss
-`quick_factor` times what its first 50 losses have shown, for twice as long, and not recovering. The
-errors of Q-learning and of a value function grow with the values, to sixty times and more after the
-first reward of a sparse task; an autoencoder whose inputs become noisy at once stays at ten times
-its level: all of these are healthy.
+Let ref be the lowest of the running medians, and scale the standard deviation of all losses so far
+(each capped at the warning's limit). A factor F is exceeded when a median of the newest losses >
+ref + (F - 1) · max(abs(ref), scale). The scale keeps the losses near zero of a memorised data set
+from becoming too small a reference. If the median of `for_steps` losses exceeds `factor`, it is a
+warning; if it exceeds `critical_factor`, it is critical (branch `risen`), provided that the loss is
+also much worse than at the start. For a cross-entropy this means: above the cost of a guess, and
+above `critical_factor` times its initial loss. For any other loss: above `quick_factor` times what
+its first 50 losses have shown, for twice as long, and not recovering. Some healthy losses rise a
+lot: the errors of Q-learning and of a value function grow with the values, sixtyfold and more after
+the first reward of a sparse task, and an autoencoder whose inputs suddenly become noisy stays at
+ten times its level.
 
 One batch is not a reference: it may be empty, easy or the quiet start of time-ordered data. The
 initial loss of a run is the median of its first 20 losses. The running median is over `for_steps`
-losses; of a cross-entropy also over `quick_steps`, and what a guess costs counts as a reference
-from the first loss on, if that is no higher. No run is stopped before its 50th loss, unless a step
-has changed half of its weights by more than half of their norm (`weight_update_ratio` has the
-figures): a loss alone cannot tell a hard batch from a ruined model then.
+losses, for a cross-entropy also over `quick_steps`. For a cross-entropy, the cost of a guess is a
+reference from the first loss on, if it is not higher. No run is stopped before its 50th loss,
+because so early a loss alone does not distinguish a hard batch from a ruined model. The exception
+is a step that has changed half of the weights by more than half of their norm
+(`weight_update_ratio` has the figures).
 
-A steep rise causes an earlier warning: above `early_factor` by the median of `early_steps`, and
-above `quick_factor` by that of three. Of 22 healthy programs with up to eight seeds the highest was
-Q-learning, whose losses grow with the values: 1.8 on 50 steps, 2.4 on 20, 6.4 on 10 and 11 on
-three; all but it stayed below 1.5 on three. A cross-entropy beyond a hundred times is critical by
-the median over `quick_steps`: no completed run that was looked at comes near (the highest factor of
-75 public GPT trainings was 1.04 on 50 steps and 1.13 on 10, of small GPTs and ResNets 1.09 and
-1.18), and a ResNet whose learning rate was raised a thousandfold is beyond it after five steps.
+A steep rise causes an earlier warning: if the median of `early_steps` losses exceeds
+`early_factor`, or the median of three exceeds `quick_factor`. In 22 healthy programs with up to
+eight seeds, the highest factors were those of Q-learning, whose losses grow with the values: 1.8
+over 50 steps, 2.4 over 20, 6.4 over 10 and 11 over three; all others stayed below 1.5 over three. A
+cross-entropy is critical as soon as its median over `quick_steps` exceeds `quick_factor`, a hundred
+by default. No completed run that was checked comes near that: the highest factor of 75 public GPT
+trainings was 1.04 over 50 steps and 1.13 over 10, and of small GPTs and ResNets 1.09 and 1.18. A
+ResNet whose learning rate was raised a thousandfold exceeds it after five steps.
 
-A cross-entropy starts at the cost of a guess, so a model that has forgotten everything is nowhere
-near ten times its initial loss. For it, the lost share of the progress counts (branch `lost`): L =
-(median of `for_steps` - lowest) / (start - lowest), start being a guess's cost, or, where that is
-not known, the median of the first 20 losses. Over 474 public series of healthy trainings with one
-optimizer, of 150 points or more, the largest L that lasted for 200 points was 0.13 (BERT; diffusion
-0.10, detection 0.09, fine-tuning 0.06, 75 GPTs 0.02). Of the documented spikes and divergences of
-BigScience's models it was 0.17 to 0.52 for 200 points; over 500 points 0.49 where the model was
-given up, and 0.01 where it came back. So more than `lost_share` for `lost_for` losses is a warning,
-and more than `lost_critical_share` for `lost_critical_for` is critical and stop-worthy, for a
-vocabulary of 1,000 and more, while the loss has neither recovered a third of its rise nor is still
-falling by 4 % in 250 losses, as it does after a change of the data. With fewer classes, a harder
-stage of the data may cost as much; more than 0.85 must be lost there. Such an issue, and one that
-has `risen`, stays open until no more than `lost_share` is lost: there is no new level.
+A cross-entropy starts at the cost of a guess, so even a model that has forgotten everything is
+nowhere near ten times its initial loss. Here the rule uses the lost share of the progress (branch
+`lost`): L = (median of `for_steps` - lowest) / (start - lowest), where start is the cost of a
+guess, or, if that is not known, the median of the first 20 losses. In 474 public series of healthy
+trainings with one optimizer and at least 150 points, the largest L that lasted for 200 points was
+0.13 (BERT; diffusion 0.10, detection 0.09, fine-tuning 0.06, 75 GPTs 0.02). In the documented
+spikes and divergences of BigScience's models, L was 0.17 to 0.52 for 200 points; over 500 points it
+was 0.49 where the model was abandoned, and 0.01 where it recovered. So more than `lost_share` for
+`lost_for` losses is a warning. More than `lost_critical_share` for `lost_critical_for` losses is
+critical and stop-worthy for a vocabulary of at least 1,000, unless the loss has recovered a third
+of its rise or is still falling by 4 % in 250 losses, as it does after a change of the data. With
+fewer classes, a harder stage of the data may cost as much, so more than 0.85 must be lost. Issues
+of the branches `lost` and `risen` stay open until no more than `lost_share` is lost: there is no
+new level.
 
-Losses that start below 0.01, or are ever negative, have no natural scale: those of policy gradients
-start near zero and rise in healthy runs (of eight runs of REINFORCE five reached 2 to 200 times the
-reference). Those of optimizers that each step after a backward call of their own work against each
-other. Both are checked after the first `for_steps` steps, only against the critical factor, with
-the spread of those first losses as the minimum scale, and cause at most a warning.
+Losses that start below 0.01, or are ever negative, have no natural scale: policy-gradient losses
+start near zero and rise in healthy runs (five of eight runs of REINFORCE reached 2 to 200 times the
+reference). If several optimizers each have their own backward call, their losses work against each
+other. Both kinds are checked after the first `for_steps` steps, only against the critical factor,
+with the spread of those first losses as the minimum scale, and cause at most a warning.
 
-A cross-entropy that begins at a tenth of what a guess costs, the logarithm of the number of
-classes, or below says at first how easy the beginning is: against a queue of random keys, as in
-momentum contrast, it rises from 0.06 to 4.1 of 5.5 in a healthy run. Half the cost of a guess is
-then the minimum scale: a loss that is no worse than a guess has not diverged.
+The cost of a guess is the logarithm of the number of classes. A cross-entropy that starts at a
+tenth of that or below only shows that the start is easy: against a queue of random keys, as in
+momentum contrast, the loss of a healthy run rises from 0.06 to 4.1, where a guess costs 5.5. Half
+the cost of a guess is then the minimum scale: a loss that is not worse than a guess has not
+diverged.
 
-One whose first three losses are all above three times that is no cross-entropy alone: it is a sum
-over numbers or samples, or has further terms, as that of a detector, and a guess says nothing of
-it. Of 47 recorded classifiers the highest began at 1.02 times a guess, but for three whose first
-weights were spoiled; a variational autoencoder, whose loss is a sum, at 63 times, and YOLO, whose
-loss is multiplied by the size of the batch and first has no box to find, at 11 times: it rises
-tenfold in its first healthy epochs.
+If the first three losses all exceed three times the cost of a guess, the loss is not a plain
+cross-entropy: it is summed, or has extra terms (as in detectors). The cost of a guess is then not a
+reference. Of 47 recorded classifiers, the highest started at 1.02 times a guess, except for three
+with corrupted initial weights. A variational autoencoder, whose loss is a sum, started at 63 times.
+YOLO, whose loss is multiplied by the batch size and which has no box to find at first, started at
+11 times; its loss rises tenfold in its first healthy epochs.
 
 The loss of a model that acts in an environment (reinforcement learning) is not checked: PPO at its
 defaults loses 18 to 154 % of its progress for hundreds of steps while it learns to balance a pole,
 since its errors grow with the values that it reaches.
 
-A loss that is minimised has a lower bound. One that began at or above it and falls to
-`quick_factor` times its own first size below zero has none (branch `falling`): its sign is wrong,
-or a term of it can be made as negative as the model likes. Where the source says that it is a
-cross-entropy, three first losses about minus the logarithm of the number of classes, which is where
-it begins but for the sign, are equally certain (`wrong_sign`). These are warnings, and do not apply
-to several losses: a critic's loss has no bound, and a generator may raise another one.
+A loss that is minimised has a lower bound. If a loss falls to minus `quick_factor` times its
+initial size, it has none (branch `falling`): its sign is wrong, or the model can make one of its
+terms as negative as it likes. For a loss that is known to be a cross-entropy, it is equally certain
+if the first three losses are about minus the logarithm of the number of classes, its normal start
+with the wrong sign (`wrong_sign`). These are warnings, and do not apply to runs with several
+losses: a critic's loss has no bound, and a generator may raise another one.
 """
 
 from __future__ import annotations

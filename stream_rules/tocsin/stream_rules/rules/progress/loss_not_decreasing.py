@@ -2,32 +2,33 @@
 
 The rule checks once the run has `num_steps` losses, and each time that number has grown by half:
 
-- flat: the median of the last third is not below that of the first third by diff_percent of its
-  size, nor by half the standard error of the two. A run whose loss has fallen by 5 % since its
-  first 20 losses is never flat again: most runs end on a plateau.
-- rising: the median of the last third is above the lowest so far by `increase_threshold_percent` of
-  its size or of the fall until then, whichever is larger.
+- flat: the median of the last third is not below the median of the first third, neither by
+  `diff_percent` of its size nor by half the standard error of the two. A run whose loss has fallen
+  by 5 % since its first 20 losses is never flat again: most runs end on a plateau.
+- rising: the median of the last third exceeds the lowest so far by `increase_threshold_percent` of
+  its size or of the drop until then, whichever is larger.
 
-Either must be true `patience` consecutive times. Losses of both signs, as in policy gradients, and
-those of optimizers that each have their own loss, do not measure progress and are not checked; nor
-are those of a model that acts in an environment, whose errors grow with the values that it reaches.
-Before that, every 50 losses from the 50th on, a run is flat too (`stuck`) whose loss is not known
-to have fallen by 2 %: the fall from the first third to the last, and twice its standard error, are
-less than that, at two looks in a row, although its weights have moved by a tenth of their size or
-more (the sum over the steps of the median ratio of update to weight). The run must have started
-from scratch, with a fresh optimizer: a resumed run may be on its plateau. Losses that are ever
-negative and several losses are left out. Of 22 healthy programs with up to eight seeds the slowest
-had fallen by 7.8 % at 60 losses with its weights moved so far, and by 33 % at 100; fine-tuning at a
-rate of 1e-6 had moved them by 0.003. Shuffled labels had fallen by 0.4 % at 100, with weights moved
-by 0.2.
+Either must be true `patience` consecutive times. Three kinds of losses do not measure progress and
+are not checked: losses of both signs, as in policy gradients; those of several optimizers with
+separate losses; and those of a model that acts in an environment, whose errors grow with the values
+that it reaches. A run is `stuck` if its loss fell by less than 2 %: the drop between the first and
+last third, plus two standard errors, is below 2 % in two consecutive checks, although the weights
+have moved by at least a tenth of their size (the sum over the steps of the median ratio of update
+to weight). These checks are made earlier, every 50 losses from the 50th on, and only for a run that
+has started from scratch with a fresh optimizer: a resumed run may be on its plateau. Losses that
+are ever negative, and runs with several losses, are not checked. Of 22 healthy programs with up to
+eight seeds, the loss of the slowest had fallen by 7.8 % at 60 losses, when its weights had moved
+that far, and by 33 % at 100. Fine-tuning with a learning rate of 1e-6 had moved the weights by
+0.003. With shuffled labels, the loss had fallen by 0.4 % at 100, and the weights had moved by 0.2.
 
-SageMaker Debugger's rule compares with the loss ten steps ago and alarms on each of 75 public GPT
-trainings that all completed; this one on none of them, and, let in at 136 places in the middle as
-if resumed there, on 2. Of constant noisy losses it reports 83 % within ten times `num_steps`.
+SageMaker Debugger's rule compares with the loss ten steps ago and fires on each of 75 public GPT
+trainings, all of which completed. This rule fires on none of them. Started at 136 points in the
+middle, as if resumed there, it fires on 2. Of constant noisy losses it reports 83 % within ten
+times `num_steps`.
 
-With `against: before`, which the preset `sagemaker` has, the condition is the reference's own:
-every `num_steps` steps a loss is compared with the newest one that is as many steps older. It is
-flat if it is not lower by `diff_percent`, and rising if it is higher by more than
+With `against: before`, as in the preset `sagemaker`, the condition is the one of SageMaker
+Debugger: every `num_steps` steps, a loss is compared with the newest one that is as many steps
+older. It is flat if it is not lower by `diff_percent`, and rising if it is higher by more than
 `increase_threshold_percent`. Both are for migration only: healthy runs also meet them.
 """
 
@@ -339,7 +340,7 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
                 fact("lowest", state.best if state.best is not None else now),
             ),
             series=self._series(limit),
-            explanation="medians of the first and the last third of the run, looked at each "
+            explanation="medians of the first and the last third of the run, checked each "
             "time the run has grown by half",
         )
 

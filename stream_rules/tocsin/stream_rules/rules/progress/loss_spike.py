@@ -1,24 +1,25 @@
 """`loss_spike`: the loss jumps above its own noise and stays high for some steps.
 
 With m the median of the last `window` losses, a loss is high when it is above m + max(k · s,
-`least_percent` of abs(m)). The spread s is 1.4826 · MAD, of the median absolute deviation, or (p90
-- m) / 1.2816, of the 90th percentile, whichever is larger: both are the standard deviation of
-  normal noise, and a loss that is zero for most batches has no MAD. If both are zero, no loss is
-  high. A spike of a few steps is part of the noise, not an issue: 75 public GPT trainings that all
-  completed have many that jump by a third for one step and are gone at the next. The losses of an
-  issue do not enter the window, so it does not become the new normal.
+`least_percent` of abs(m)). The spread s is 1.4826 · MAD (the median absolute deviation) or (p90 -
+m) / 1.2816 (from the 90th percentile), whichever is larger. Both estimate the standard deviation of
+normal noise; the second is needed because a loss that is zero for most batches has a MAD of zero.
+If both are zero, no loss is high. A spike of a few steps is part of the noise, not an issue: 75
+public GPT trainings, all of which completed, have many spikes of a third that are gone at the next
+step. The losses of an issue are not included in the window, so a spike does not become the new
+normal.
 
-A spike is over when three losses in a row are not high. One that stays for three times
+A spike ends when three losses in a row are not high. A spike that lasts for three times
 `recover_steps` is `unrecovered`: the losses alone do not show whether a model has diverged to a
 plateau or learns another task. The issue stays open until three consecutive losses are back below
 its limit; `loss_diverged` continues from there. Later spikes are compared with the new losses, as
 separate issues, on up to four such levels. Most spikes recover by themselves: this rule never
 requests a stop. It is critical only if a spike has lasted for `recover_steps` and is
-`critical_factor` times as high as the initial loss (the median of its first losses), of one loss
-and never near zero: the next stage of a curriculum (an autoencoder whose inputs become noisy at
-once) stays at ten times its level, and the errors of Q-learning grow with the values; both are
-healthy. That of a model that acts in an environment is not checked: it jumps whenever a target
-network is copied, and with the first long episode.
+`critical_factor` times as high as the initial loss (the median of its first losses), in a run with
+one loss that is never near zero. In healthy runs, the next stage of a curriculum (an autoencoder
+whose inputs suddenly become noisy) stays at ten times its level, and the errors of Q-learning grow
+with the values. The loss of a model that acts in an environment is not checked: it jumps whenever a
+target network is copied, and with the first long episode.
 """
 
 from __future__ import annotations
@@ -237,7 +238,7 @@ class LossSpike(SeriesRule[LossSpikeParams, _State]):
             ),
             series=state.rank_series.series("loss", limit=limit),
             explanation="the limit comes from the median and the spread of the losses before "
-            "the spike; it is over when three losses in a row are below",
+            "the spike; it ends when three losses in a row are below",
         )
 
 

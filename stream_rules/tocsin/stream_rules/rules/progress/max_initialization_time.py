@@ -2,8 +2,8 @@
 
 The time runs from the first record of the run, the launcher's or a rank's, to the first step of any
 rank. Other signs of work end it, too: evaluation losses and forward calls of the model, because a
-program that only evaluates makes no step. The threshold is that of SageMaker Debugger's rule of
-that name, which never fires if a step comes late, and, inside its report, not at all.
+program that only evaluates makes no step. The threshold comes from SageMaker Debugger's rule of the
+same name, which does not fire for a late step, and inside its report never fires at all.
 """
 
 from __future__ import annotations

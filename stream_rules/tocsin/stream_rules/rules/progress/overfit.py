@@ -1,17 +1,18 @@
 """`overfit`: the evaluation loss is far above the training loss and no longer improves.
 
-With T the mean training loss over the last 100 steps before an evaluation and V its own mean, the
-condition is (V - T) / max(abs(T), eps) > `ratio_threshold`, in `patience` evaluations in a row, or
-in `patience_share` of all evaluations so far, if that is more; in all of them V is above the lowest
-so far by more than `least_percent` of it, and by more than twice the median change from one
-evaluation to the next. While the learning rate has only risen, the run is in its warm-up, and its
-evaluations do not count. With a patience of three, four of twelve warnings of public trainings were
-wrong: in the warm-up (an evaluation loss of 22 after 11, and of 4.0 at the end), and at the epochs
-10, 21 and 31, all of which improved afterwards. Every model that has learned its data has a gap;
-the reference's rule reports it as overfitting at the first evaluation. And a plateau is above its
-own lowest point: of 120 small healthy trainings, with and without a schedule, 31 ended with their
-last evaluations 1 % above the best, and one meets the condition. Losses of optimizers with a
-backward call each work against each other and are not checked.
+Let T be the mean training loss over the last 100 steps before an evaluation, and V the mean
+evaluation loss. The condition is (V - T) / max(abs(T), eps) > `ratio_threshold`, in `patience`
+consecutive evaluations, or in `patience_share` of all evaluations so far, if that is more. In all
+of them V must also exceed the lowest V so far by more than `least_percent` of it, and by more than
+twice the median change from one evaluation to the next. While the learning rate has only risen, the
+run is in its warm-up, and its evaluations do not count. With a patience of three, four of twelve
+warnings of public trainings were wrong: in the warm-up (an evaluation loss of 22 after 11, and of
+4.0 at the end), and at the epochs 10, 21 and 31, all of which improved afterwards. Every model that
+has learned its data has a gap, which SageMaker Debugger's rule reports as overfitting at the first
+evaluation. A plateau is above its own lowest point, too: of 120 small healthy trainings, with and
+without a schedule, 31 ended with their last evaluations 1 % above the best, and one meets the
+condition. The losses of several optimizers with separate backward calls work against each other and
+are not checked.
 
 With `rising: false`, which the preset `sagemaker` has, the gap alone is the condition, as SageMaker
 Debugger documents it.

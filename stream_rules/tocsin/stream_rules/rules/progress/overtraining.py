@@ -1,9 +1,9 @@
 """`overtraining`: further training brings no improvement.
 
-At each evaluation the rule checks two losses: its own mean, and the mean training loss of the last
-100 steps before it. The issue fires when a loss has not improved on its best by more than `delta`
-for its patience; each loss is a separate episode. Most runs end like this, so it is an info: your
-budget decides what to do.
+At each evaluation the rule checks two losses: the mean evaluation loss, and the mean training loss
+of the last 100 steps before it. The issue fires when a loss has not improved on its best by more
+than `delta` for its patience; each loss is a separate episode. Most runs end like this, so it is an
+info: your budget decides what to do.
 
 The preset `sagemaker` takes `delta` in units of the loss, as SageMaker Debugger documents it.
 """

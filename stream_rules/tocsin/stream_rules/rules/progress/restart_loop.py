@@ -2,13 +2,13 @@
 
 A scheduler, torchrun or a script that restarts a failed job from its newest checkpoint repeats the
 fault if the cause is in that checkpoint, or in the data or the learning rate that follow it. The
-condition: the first issue of this incarnation that is worth a stop is of the same rule as that of
-`times` - 1 earlier incarnations of the run, and came at the same step, counted from the start of
-the incarnation (within 2 steps, or 1 % of them). An end with the same exit code at the same step
-counts as such a fault too. An incarnation that completes resets the count.
+condition: the first stop-worthy issue of this incarnation has the same rule as in `times` - 1
+earlier incarnations of the run, and occurred at the same step, counted from the start of the
+incarnation (within 2 steps, or 1 % of them). An end with the same exit code at the same step counts
+as such a fault too. An incarnation that completes resets the count.
 
-The issue names the checkpoint to go back to: the newest that 50 healthy steps followed, except the
-newest of all, with which the restarts have started.
+The issue names the checkpoint to resume from: the newest that 50 healthy steps followed, except the
+one that the restarts have used, the newest of all.
 """
 
 from __future__ import annotations

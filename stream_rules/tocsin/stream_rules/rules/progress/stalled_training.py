@@ -1,15 +1,15 @@
 """`stalled_training`: the process is alive, but makes no step.
 
-Progress is a step of any rank, a forward call more in a heartbeat, a phase that starts, ends or
+Progress is a step of any rank, a new forward call in a heartbeat, or a phase that starts, ends or
 continues (evaluation, checkpoint). Training stalls when there was no progress for the threshold,
 but heartbeats still arrive. Without heartbeats, another rule applies, `telemetry_lost`: the steps
 are unknown then. The rule does not fire before the first step, while data may still be prepared,
-nor after a rank has left its loop for a stop: it may be saving, and makes no further step.
+nor after a rank has exited its loop for a stop: it may be saving, and makes no further step.
 
 After a gap in the heartbeats, a job that was suspended needs a moment for its next step. It gets
 five median steps, and at least two heartbeats.
 
-The threshold is the larger of 300 s and 20 median step times, unless it is given.
+By default, the threshold is 300 s or 20 median step times, whichever is longer.
 """
 
 from __future__ import annotations

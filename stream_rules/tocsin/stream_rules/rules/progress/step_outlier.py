@@ -2,12 +2,12 @@
 
 Every 50 steps, from 100 on, the rule checks the last `window` steps; the time of a step is its
 `step_time_s` without evaluations. A step is an outlier when it takes longer than median + `stddev`
-· 1.4826 · MAD, of the median absolute deviation, and than twice the median. The condition is that
-the number of outliers exceeds `n_outliers`, and that what they took beyond the median, without the
-`n_outliers` longest, is at least `least_percent` of the time of all, and `least`: in a training of
-seconds it does not matter. SageMaker Debugger's rule uses mean and standard deviation, which the
-outliers themselves raise: if each tenth step is 20 times slower, it finds nothing. The rule
-requires lost time because every program has some slow steps.
+· 1.4826 · MAD (the median absolute deviation), and longer than twice the median. The condition is
+that the number of outliers exceeds `n_outliers`, and that their time beyond the median, without the
+`n_outliers` longest, is at least `least_percent` of the total time and at least `least`. SageMaker
+Debugger's rule uses mean and standard deviation, which the outliers themselves raise: if each tenth
+step is 20 times slower, it finds nothing. The rule requires lost time because every program has
+some slow steps.
 
 The branch shows what the outliers have in common: first, the part of the step with most of the
 excess (the data loader, writing checkpoints); otherwise a metric of the node that is twice as high
@@ -16,7 +16,7 @@ throttled GPU, a busy CPU); otherwise the loop itself, if the outliers are evenl
 logging.
 
 An info: shared machines have outliers, and many programs cause them on purpose. On a machine with
-two cores and four times as much work as they can do, 6 of 89 healthy trainings met it.
+two cores and four times their capacity in work, 6 of 89 healthy trainings met the condition.
 """
 
 from __future__ import annotations

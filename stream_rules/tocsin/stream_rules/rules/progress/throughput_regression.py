@@ -5,13 +5,13 @@ and uses the medians b of `block` steps each, so that an occasional slow step (l
 checkpoint, another program) does not count. With m the median of the last 200 such blocks, the
 CUSUM is S = max(0, S + ln(b / m) - ln(1 + `percent` / 100) / 2); steps are slower since S has left
 zero. The condition is that since then at least `for_steps` steps have passed, their median is more
-than `percent` above m, and that at least `least` was lost in total: a small shift must last for
-minutes, a large one for seconds. Blocks since then do not enter m. The issue resolves when the
-blocks of `for_steps` steps are back below half of the shift; after 2,000 steps this is the usual
-speed, and later steps are compared with it.
+than `percent` above m, and that at least `least` was lost in total: so a small shift must last for
+minutes, a large one for seconds. Blocks since then are not included in m. The issue resolves when
+the blocks of `for_steps` steps are back below half of the shift; after 2,000 steps this is the
+usual speed, and later steps are compared with it.
 
-On a machine with two cores and four times as much work as they can do, 35 of 89 healthy trainings
-had a shift of 5 % for 50 steps and 24 one of 20 %; none lost five seconds by it.
+On a machine with two cores and four times their capacity in work, 35 of 89 healthy trainings had a
+shift of 5 % for 50 steps, and 24 had one of 20 %; none lost five seconds.
 
 An info: steps naturally take longer with a larger batch or a longer sequence. On a shared machine,
 step times depend on other programs, so the info waits while the node's CPU is overloaded. It is a

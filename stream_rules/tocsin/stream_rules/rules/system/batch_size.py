@@ -6,8 +6,8 @@ below their thresholds, over the last `window` samples since the first step, onc
 cores that it may use, whichever is higher. The model's part of the memory does not grow with the
 batch, so the reported factor is a lower bound.
 
-Thresholds are the documented defaults of SageMaker Debugger; `patience` is that of its source, the
-documentation says 100. `low_gpu_utilization` reports a GPU that is not used at all.
+The thresholds are SageMaker Debugger's documented defaults; `patience` is the default in its source
+(its documentation has 100). `low_gpu_utilization` reports a GPU that is not used at all.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""What `cpu_bottleneck` and `io_bottleneck` share: GPUs that wait while something else is busy.
+"""The common part of `cpu_bottleneck` and `io_bottleneck`: GPUs that wait while something else is
+busy.
 
 A snapshot is one sample of a node. It is a bottleneck where the mean utilisation of the job's GPUs
 is below `gpu_threshold` and the other side is above its own threshold. Of the last `patience`
-snapshots since the first step more than `threshold` percent must be bottlenecks. It is over when
+snapshots since the first step more than `threshold` percent must be bottlenecks. It resolves when
 their share has been a fifth below `threshold` for a minute.
 
-GPUs are those of the job; where nobody knows which are, those that hold memory of some process.
+The GPUs of the job are compared; if they are not known, the GPUs that have memory in use.
 """
 
 from __future__ import annotations

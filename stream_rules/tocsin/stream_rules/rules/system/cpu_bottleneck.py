@@ -4,11 +4,11 @@ A sample of a node is a bottleneck when the mean utilisation of the job's GPUs i
 `gpu_threshold` and the processors are above `cpu_threshold`: the job's busiest thread (this share
 of one core cannot be spread over others), or all cores together, or the job relative to the cores
 that it may use. The rule fires when more than `threshold` percent of the last `patience` samples
-were, none of them from before the first step, because no GPU works while data is prepared. The
-evidence names the phases of the steps that ended in these samples.
+were bottlenecks, none of them from before the first step, because no GPU works while data is
+prepared. The evidence names the phases of the steps that ended in these samples.
 
-Thresholds are the documented defaults of SageMaker Debugger, except for `patience`, which is 1000
-in its source. There any one GPU below the threshold counts, and any hot core of any node.
+The thresholds are SageMaker Debugger's documented defaults, except for `patience`, which is 1000 in
+its source. Its rule counts any single GPU below the threshold, and any busy core of any node.
 """
 
 from __future__ import annotations

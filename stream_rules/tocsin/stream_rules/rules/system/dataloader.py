@@ -5,22 +5,23 @@ machine.
   or more, in the last `for_steps` steps after the first ones. Workers deliver in rounds, and the
   first batch of an epoch takes longer; so steps are grouped by the number of workers, and the
   median of the groups decides. On a GPU the training thread may wait while the GPU has work: only
-  the share of the step without GPU work counts. It is a warning if a GPU has to wait, or more than
-  four fifths of the time are lost, and a batch takes 8 ms and 40 µs more for each of its samples;
-  where it is more than half of the time, 60 µs more for each. Anything less is an info, and so are
-  tensors in memory (a TensorDataset) on a CPU. An unknown batch size counts as 1,024 samples.
+  the share of the step without GPU work counts. It is a warning if a GPU has to wait, or if more
+  than four fifths of the time are lost, and a batch takes at least 8 ms plus 40 µs per sample; if
+  more than half of the time is lost, at least 8 ms plus 60 µs per sample. Anything less is an info,
+  and so are tensors in memory (a TensorDataset) on a CPU. An unknown batch size counts as 1,024
+  samples.
 - workers: the worker processes of the node's ranks together are more than `max_threshold` percent
   of its cores; with `few`, also fewer than `min_threshold` percent of them. An info. If the
   training starves, the remedy asks for more.
 - pin_memory: the model is on a GPU, and batches are copied there from memory that is not pinned. An
   info: this is correct if the data set is already on the GPU.
 
-The limits of the workers and the alias come from SageMaker Debugger, where few workers are a
-finding even if nothing waits; most healthy trainings would have one. A fifth of the time is where a
-better loader is worth the work. The limits of a warning come from 700 healthy trainings of the
+The limits of the workers and the alias come from SageMaker Debugger, which reports few workers even
+if nothing waits; most healthy trainings would have that issue. Above a fifth of the time, a better
+loader is worth the work. The limits of a warning come from 700 healthy trainings of the
 repository's fixtures: small models on a CPU wait for tensors in memory for up to 83 % of their
-time, 4 to 23 µs a sample (medians of 30 steps), and up to 64 µs on a machine with five times as
-much work as cores.
+time, 4 to 23 µs per sample (medians of 30 steps), and up to 64 µs on a machine with five times as
+many busy threads as cores.
 """
 
 from __future__ import annotations

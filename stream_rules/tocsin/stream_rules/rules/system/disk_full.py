@@ -3,11 +3,11 @@
 The rule watches the disk of the working folder, and of each folder in `capture.system.folders`; if
 two folders are on one disk, it names the first.
 
-Full is less than `floor` percent free and less than 10 GB: two percent of a large array are no
-emergency. It resolves when a tenth more than that has been free for five minutes. Soon means that a
-steady decline, over at least five minutes, reaches zero within `horizon`; a single checkpoint is
-not a decline. It resolves when the disk is not full, and for 20 minutes no trend reaches zero
-within twice the horizon.
+`full` means less than `floor` percent free and less than 10 GB: two percent of a large array are
+not an emergency. It resolves when a tenth more than that has been free for five minutes. `soon`
+means that a steady decline, over at least five minutes, reaches zero within `horizon`; a single
+checkpoint is not a decline. It resolves when the disk is not full, and for 20 minutes no trend
+reaches zero within twice the horizon.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ the run's start, so that the sampler is no older than the run. Branches:
 - ecc: uncorrectable memory errors (a corrupt value was found but could not be corrected);
 - retired_pages: pages of its memory were retired, rows remapped after an uncorrectable error, or a
   remapping has failed;
-- xid: the driver has written an error (Xid) into the kernel log, where that may be read. Some are
-  most often a program's own (an illegal address, an exception of a kernel, a process that was
-  killed): 8, 13, 31, 32, 43, 45, 68, 69 and 109, by NVIDIA's table, which are a warning; so are 63
-  and 92, memory that was repaired in time.
+- xid: the driver has written an error (Xid) into the kernel log, if tocsin may read the log.
+  According to NVIDIA's table, Xids 8, 13, 31, 32, 43, 45, 68, 69 and 109 usually come from a
+  program (an illegal address, an exception in a kernel, a killed process): they are a warning. So
+  are 63 and 92, memory that was repaired in time.
 
 Such an error cannot be undone, so an issue stays open until the run ends; it also covers later
 errors of the same GPU and branch.

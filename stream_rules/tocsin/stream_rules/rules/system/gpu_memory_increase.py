@@ -5,13 +5,13 @@
   the limit within twice the horizon.
 - step: the median of the last `window` samples is more than `increase` points above that of the
   `window` before. Caching allocators take memory in steps, and an evaluation or a longer sequence
-  may cause an intended one: an info. It resolves when neighbouring windows are alike. If the growth
-  is steady, only that is reported, and no step.
+  may cause an intended one: an info. It resolves when adjacent windows are similar. If the growth
+  is steady, only `predicted` is reported.
 
 Samples from before the first step do not count, and the rule does not fire before there are
-`patience` samples. Those are the parameters of SageMaker Debugger; its own test compares two
-windows that overlap in all but one sample, so that with its documented defaults the difference
-cannot be larger than 0.4 points, and the rule can never fire. Here the windows are neighbours.
+`patience` samples. Those are the parameters of SageMaker Debugger; its test compares two windows
+that overlap in all but one sample, so with its documented defaults the difference cannot exceed 0.4
+points, and it never fires. This rule compares adjacent windows.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ throttled. It resolves when less than half as many were, for a whole window. Bra
 - power_brake: the power supply or the rack requests it.
 
 If its clock is less than 15 % below its unthrottled clock, it is an info: small machines run like
-that all day. A GPU at its own power limit runs as configured, and is not an issue. NVML's
-documentation defines the two reasons and their bits in the driver; a share of 20 % of a minute
-ignores the moment in which a fan starts.
+that all day. A GPU at its configured power limit is not an issue. NVML's documentation defines the
+two reasons and their bits in the driver; a share of 20 % of a minute ignores the moment in which a
+fan starts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`host_memory_increase`: the job's memory grows towards the limit in force.
+"""`host_memory_increase`: the job's memory grows towards its limit.
 
-Used is the resident memory of the job's processes together, at most what the whole node uses (pages
-that workers share are counted for each of them). The limit is that of the control group, otherwise
-the machine's memory. Growth before the first step (such as reading a data set) predicts nothing and
+Used memory is the resident memory of all processes of the job, at most the memory in use on the
+node (pages that workers share are counted for each of them). The limit is the limit of the control
+group, or else the memory of the machine. Growth before the first step (such as reading a data set)
 is ignored; a job without steps is checked after its first ten minutes. Branches, `steady` and
 `fast` with half of the limit in use:
 
@@ -11,8 +11,8 @@ is ignored; a job without steps is checked after its first ten minutes. Branches
 - graphs: the graphs of at least ten of the last losses are still in memory, in two consecutive
   checks: something keeps them, whatever the size of a graph and the limit; it resolves when they
   are gone;
-- fast: a growth over at least half a minute, by a tenth of the limit, meets it within as much time
-  again. Five minutes would be too late.
+- fast: a growth over at least half a minute, by a tenth of the limit, reaches it within as much
+  time again: waiting five minutes would be too late.
 
 It resolves when for 20 minutes no trend reaches the limit within twice the horizon.
 """

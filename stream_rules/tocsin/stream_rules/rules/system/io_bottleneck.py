@@ -3,13 +3,13 @@
 A sample of a node is a bottleneck when the mean utilisation of the job's GPUs is below
 `gpu_threshold` and the node waits for input and output for more than `io_threshold` percent of the
 time. That wait is the share of all cores' time, or the kernel's pressure metric: the share of the
-last ten seconds in which at least one task waited. The first alone can hardly reach its threshold
-on a machine of many cores: one reader on 64 cores causes 1.6 %. The rule fires when more than
+last ten seconds in which at least one task waited. The share alone can hardly reach the threshold
+on a machine with many cores: one reader on 64 cores causes 1.6 %. The rule fires when more than
 `threshold` percent of the last `patience` samples were bottlenecks, none of them from before the
 first step.
 
-Thresholds are the documented defaults of SageMaker Debugger, except for `gpu_threshold`: 70 there,
-10 in its source and here.
+The thresholds are SageMaker Debugger's documented defaults, except for `gpu_threshold`: its
+documentation has 70, its source and this rule have 10.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 """`load_balancing`: some GPUs of the job work while others wait.
 
-Of each GPU's utilisation in its last `window` samples a histogram is made, 50 bins from 0 to 100
-percent, both ends within. For two GPUs with the histograms P and Q and M = (P + Q) / 2, their
-distance is the root of the Jensen-Shannon divergence, sqrt((KL(P‖M) + KL(Q‖M)) / 2) with natural
-logarithms, between 0 and 0.83. All pairs are compared, across nodes, too; of more than 64 GPUs the
-32 least and the 32 most busy ones. A pair counts when its distance is above `threshold` and its
-means are at least `least_points` apart: the histograms of a GPU always at 95 % and one always at 99
-% do not overlap, although the two are well balanced.
+The rule makes a histogram of each GPU's utilisation in its last `window` samples, with 50 bins from
+0 to 100 percent, both ends included. For two GPUs with the histograms P and Q and M = (P + Q) / 2,
+the distance is the square root of the Jensen-Shannon divergence, sqrt((KL(P‖M) + KL(Q‖M)) / 2) with
+natural logarithms, between 0 and 0.83. It compares all pairs, also across nodes; with more than 64
+GPUs, the 32 least and the 32 most busy ones. A pair counts when its distance is above `threshold`
+and its means are at least `least_points` apart: the histograms of a GPU always at 95 % and one
+always at 99 % do not overlap, although the two are well balanced.
 
 The rule only compares GPUs that are known to belong to the job; otherwise it could compare those of
-two jobs. Samples from before the first step do not count, and each GPU must have `patience` of
-them. What SageMaker Debugger shipped last compares each GPU with itself alone, and leaves a GPU at
-100 % out of its histogram: with any parameters it never fires. Here the distance is between
-different GPUs. Its documented defaults are 0.5 and 10 samples.
+two jobs. Samples from before the first step are ignored, and each GPU must have `patience` samples.
+The last published version of SageMaker Debugger compares each GPU with itself and excludes a GPU at
+100 % from its histogram, so it never fires. This rule compares different GPUs. SageMaker Debugger's
+documented defaults are 0.5 and 10 samples.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""`low_gpu_utilization`: a GPU of the job that is poorly used.
+"""`low_gpu_utilization`: a GPU of the job has a low utilisation.
 
-For each GPU of the job, or of the node if it is unknown which ones belong to the job, over its last
-`window` samples, once `patience` samples have come; p5 and p95 are percentiles of its utilisation,
-the share of time in which a kernel ran:
+It checks each GPU of the job, or of the node if it is unknown which ones belong to the job, over
+its last `window` samples, once there are `patience` samples; p5 and p95 are percentiles of its
+utilisation, the share of time in which a kernel ran:
 
-- unused: never above zero. Only for a GPU with memory of some process: an empty one may belong to
-  another job.
+- unused: never above zero. Only for a GPU with memory in use: an empty one may belong to another
+  job.
 - underused: p95 below `threshold_p95`.
 - fluctuating: p95 at or above it, and p5 below `threshold_p5`: an info.
 

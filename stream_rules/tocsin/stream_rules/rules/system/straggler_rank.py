@@ -1,10 +1,9 @@
 """`straggler_rank`: one rank is slower than the others at its own work, so all wait for it.
 
-Ranks that average their gradients make their steps together: the step time of all of them is that
-of the slowest, and the others spend the difference inside of their backward pass, where the
-collective is. So neither the step time nor the backward pass shows which rank is slow. Only the
-wait for its batch and the forward pass are certainly a rank's own work. A rank is slow at a step
-when
+Ranks that average their gradients step together: all have the step time of the slowest one, and the
+others spend the difference in their backward pass, which contains the collective. So neither the
+step time nor the backward pass shows which rank is slow. Only the wait for the batch and the
+forward pass are certainly a rank's own work. A rank is slow at a step when
 
 - own > `factor` · median of the other ranks' own, and
 - the excess own - median is at least `least_percent` of the step time, and 3 ms, and
@@ -14,12 +13,12 @@ The rule names it when that was true at four of five of the last `for_steps` ste
 have reported. The first ten steps do not count. Branches: `data` (its own wait for batches alone is
 enough; the others may then wait in their forward pass, too) and `compute`.
 
-On GPUs the host's clock means little: there the GPU's own times decide, which every tenth step has,
-and a quarter as many of them. If the model is sharded over the ranks (FSDP, tensor and pipeline
-parallel), forward passes contain collectives, and stages differ by design, so the rule only checks
-`data`. Ranks that do not wait for each other have no straggler. The rule requires four of five
-steps because the own times of two equal ranks on two busy cores differ by 12 ms at one step in ten,
-and by 0.2 ms in the median (gloo, steps of 8 ms).
+On GPUs the host's clock means little. There the rule uses the GPU's own times, which every tenth
+step has, and needs a quarter as many of them. If the model is sharded over the ranks (FSDP, tensor
+and pipeline parallel), forward passes contain collectives, and stages differ by design, so the rule
+only checks `data`. Ranks that do not wait for each other cannot have a straggler. The rule requires
+four of five steps because the times of two equal ranks on two busy cores differ by 12 ms in one
+step of ten, and by 0.2 ms in the median (gloo, steps of 8 ms).
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class StragglerRankParams(Params):
     """Parameters of `straggler_rank`."""
 
     factor: float = Field(default=1.2, gt=1)
-    """Ratio of its own work to that of the other ranks. Unit: a factor."""
+    """Ratio of the rank's own work to the work of the others. Unit: a factor."""
     for_steps: int = Field(default=20, ge=5, le=1000)
     """Number of steps that are checked; for more than 65 ranks no more than 65,536 / ranks, or 20.
     Unit: steps; on GPUs a quarter as many timed ones."""

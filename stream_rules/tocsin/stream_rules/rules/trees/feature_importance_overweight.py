@@ -1,9 +1,9 @@
 """`feature_importance_overweight`: a model relies on a few of its features.
 
-With the importances of all features made to sum to 1, the condition is that the `nfeatures` largest
-together exceed `threshold`, in `for_steps` consecutive checks, from `start_step` on: the first
-trees naturally use few features. With fewer than `least_features` features it does not fire: of
-four features, three have most of the weight in any model. SageMaker Debugger has no such limits.
+The importances of all features are scaled to sum to 1. The condition is that the `nfeatures`
+largest together exceed `threshold`, in `for_steps` consecutive checks, from `start_step` on: the
+first trees naturally use few features. With fewer than `least_features` features it does not fire:
+of four features, three have most of the weight in any model. SageMaker Debugger has no such limits.
 
 Read from the collection `feature_importance`, one row for each feature, with the column
 `importance` (gain, weight or cover), or from scalars: `run.log({f"feature_importance.{name}":

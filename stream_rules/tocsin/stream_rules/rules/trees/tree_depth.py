@@ -1,10 +1,10 @@
 """`tree_depth`: a new tree of a boosted model is deeper than it should be.
 
-A deep tree has many leaves with few samples each, so it memorises them. Read from
-the collection `trees`, one row for each tree that the step has added, with the count `depth` (edges
-from the root to the deepest leaf), or from the scalar `log.tree_depth`, the deepest of the step:
-`run.log({"tree_depth": depth})`. SageMaker Debugger derives the depth from the largest id of a
-node, the logarithm to the base 2, which is the same for XGBoost's numbering.
+A deep tree has many leaves with few samples each, so it memorises them. Read from the collection
+`trees`, one row for each tree that the step has added, with the count `depth` (edges from the root
+to the deepest leaf), or from the scalar `log.tree_depth`, the deepest of the step:
+`run.log({"tree_depth": depth})`. SageMaker Debugger uses the logarithm to base 2 of the largest
+node id, which gives the same depth with XGBoost's numbering.
 
 It runs only if the configuration names it: the right depth depends on your task. The default is
 XGBoost's own `max_depth`, so it reports models that were allowed more.

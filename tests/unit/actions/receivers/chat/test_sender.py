@@ -256,7 +256,7 @@ async def test_several_targets_in_one_url_are_refused_before_one_has_it(
 
     assert outcome == Outcome(forbidden=SEVERAL_TARGETS)
     assert services.seen == []
-    with pytest.raises(ConfigurationError, match=r"--notify: .*receiver of its own"):
+    with pytest.raises(ConfigurationError, match=r"--notify: .*create a receiver for each"):
         parse_notify(f"{TELEGRAM}/2")
 
 

@@ -223,7 +223,7 @@ async def test_a_log_in_that_cannot_be_is_final_and_not_left_out(
     ):
         async with smtp_server(starttls=trusted.context) as mailbox:
             outcome = await sender.send(target(mailbox, security=less), notice(issue()))
-            assert outcome.forbidden == f"no log-in without the {what}, whose secret is missing"
+            assert outcome.forbidden == f"cannot log in: the secret of the {what} is missing"
             assert mailbox.mails == []
 
 

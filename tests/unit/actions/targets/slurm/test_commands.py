@@ -133,7 +133,7 @@ async def test_what_there_is_not_is_not_touched(programs: Programs) -> None:
     assert (await programs.cluster().stop(nameless)).result == "refused"
     programs.answer("squeue", out=RUNNING.replace("RUNNING  ", "CANCELLED"))
     assert await programs.cluster().stop(JOB) == StopAsked(
-        "accepted", "nothing was left to end: CANCELLED"
+        "accepted", "there was nothing left to end: CANCELLED"
     )
     assert programs.called() == []
 
@@ -160,7 +160,7 @@ async def test_what_a_command_prints_is_in_no_reason(programs: Programs) -> None
     for code, err, expected in (
         (1, f"{away} {planted}", "squeue: the controller cannot be reached"),
         (3, planted, "squeue exited with 3"),
-        (0, "", "squeue printed something that is no list of jobs"),
+        (0, "", "squeue's output is not a job list"),
     ):
         programs.answer("squeue", code, out=planted, err=err)
         assert await programs.cluster().inspect(JOB) == JobSeen("unknown", expected)

@@ -63,7 +63,7 @@ def test_a_job_that_was_started_after_the_training_is_another_one() -> None:
     started_ms = listed("running")[0].started_s * 1000
     assert look(listed("running"), 3, started_ms=started_ms + 5000) == JobSeen("running", "RUNNING")
     assert look(listed("running"), 3, started_ms=started_ms - 3_600_000) == JobSeen(
-        "replaced", "it began 3,600 s after this training: another job of that name"
+        "replaced", "it began 3,600 s after this training: another job with that name"
     )
 
 
