@@ -207,8 +207,8 @@ def _expired(command: StopRequested, now_ms: int, waited_ms: int) -> str | None:
         return None
     return (
         f"read {late_ms / 1000:,.1f} s after it had expired: the clock here says "
-        f"{_utc(now_ms)}, and it was valid until {_utc(command.not_after_ms)} by the clock of who "
-        "sent it; if it was sent just now, one of the two clocks is wrong"
+        f"{_utc(now_ms)}, and it was valid until {_utc(command.not_after_ms)} by the sender's "
+        "clock; if it was sent just now, one of the two clocks is wrong"
     )
 
 

@@ -72,7 +72,7 @@ class SlurmCluster:
             if now.state != "running":
                 return instead(now)
             if requeue:
-                return StopAsked("refused", "Slurm does not keep it from being queued again")
+                return StopAsked("refused", "Slurm still allows a requeue of the job")
         return await self._controller.cancel(wanted.called)
 
     async def close(self) -> None:

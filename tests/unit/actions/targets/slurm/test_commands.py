@@ -114,7 +114,7 @@ async def test_one_that_was_queued_again_meanwhile_goes_on_as_before(programs: P
 
 async def test_one_that_stays_requeueable_is_not_cancelled(programs: Programs) -> None:
     asked = await programs.cluster().stop(JOB)
-    assert asked == StopAsked("refused", "Slurm does not keep it from being queued again")
+    assert asked == StopAsked("refused", "Slurm still allows a requeue of the job")
     assert programs.called() == ["scontrol update JobId=3 Requeue=0"]
 
 

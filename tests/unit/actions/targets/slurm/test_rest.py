@@ -130,9 +130,7 @@ async def test_a_job_may_not_be_queued_again_before_it_is_cancelled(rest: Rest) 
 async def test_one_that_stays_requeueable_is_not_cancelled(rest: Rest) -> None:
     rest.keeps = False
     slurm = cluster(rest)
-    assert await slurm.stop(JOB) == StopAsked(
-        "refused", "Slurm does not keep it from being queued again"
-    )
+    assert await slurm.stop(JOB) == StopAsked("refused", "Slurm still allows a requeue of the job")
     assert [method for method, _, _ in rest.changes()] == ["POST"]
     await slurm.close()
 
