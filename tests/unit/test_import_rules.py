@@ -150,7 +150,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
     "console": (
         {"__init__", "charts", "context", "files", "person", "publication", "refusal"},
         {"views", "configuration"},
-        {"places"},
+        {"run_lookup"},
         {"feedback", "dead_letters", "fleet", "report", "silences", "stop"},
         {"compare", "links"},
         {"watch", "demo", "services", "catalog", "sagemaker"},
