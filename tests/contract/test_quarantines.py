@@ -20,6 +20,7 @@ from tocsin.console.__main__ import app
 from tocsin.console.context import CommandContext
 from tocsin.console.publication import publish
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.records.events import Data
 from tocsin.schemas.records.issues import Evidence, Fact, Subject
 from tocsin.schemas.records.quarantines import RuleReleased
 from tocsin.schemas.topics import Topics, telemetry_partition
@@ -51,7 +52,7 @@ async def fill(context: CommandContext, *records: Outgoing) -> None:
         await publish(bus, [own(record) for record in records])
 
 
-async def releases(context: CommandContext, run: str) -> list[object]:
+async def releases(context: CommandContext, run: str) -> list[Data]:
     async with context.open_bus(create=False) as bus:
         return await data_of(bus, context.topics.telemetry, telemetry_partition(run))
 
