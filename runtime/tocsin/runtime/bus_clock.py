@@ -27,6 +27,7 @@ class BusClock:
         self._window_ms = 0
         self._least: int | None = None
         self._least_before: int | None = None
+        self._asked_ms: int | None = None
 
     def unknown(self, records: Iterable[Record]) -> bool:
         """Whether the end of a partition of these was never asked for."""
@@ -43,8 +44,10 @@ class BusClock:
             else:
                 self._first = self._first[0], min(self._first[1], age_ms)
 
-    def observe_ends(self, ends: Mapping[Partition, int]) -> None:
+    def observe_ends(self, ends: Mapping[Partition, int], now_ms: int) -> None:
         """What lies behind these ends was appended later than now."""
+        if ends and self._asked_ms is None:
+            self._asked_ms = now_ms
         self._ends.update(ends)
 
     def ahead_ms(self, now_ms: int) -> int:
@@ -55,6 +58,13 @@ class BusClock:
         if not known and self._first is not None and now_ms - self._first[0] < SETTLING_MS:
             known = [self._first[1]]
         return min(known, default=0)
+
+    def known(self, now_ms: int) -> bool:
+        """Whether a record has shown how far ahead this clock is, or there was time for one."""
+        if self._asked_ms is None:
+            return False
+        seen = self._first is not None or self._least is not None
+        return seen or now_ms - self._asked_ms >= SETTLING_MS
 
     def _admit(self, age_ms: int, now_ms: int) -> None:
         if self._least is None or not 0 <= now_ms - self._window_ms < WINDOW_MS:

@@ -299,7 +299,7 @@ class Worker:
         now_ms = self._clock.now_ms()
         due = [now_ms + 1000 * _IDLE_S]
         if self._timer_ms is not None:
-            due.append(self._timer_ms)
+            due.append(self._timer_ms + self._bus_clock.ahead_ms(now_ms))
         if (ask := self._skipped.next_ask_ms()) is not None:
             due.append(ask)
         if (save := self._checkpoints.due_ms()) is not None:
@@ -312,7 +312,8 @@ class Worker:
         All that waits for the bus comes first: once records are admitted, they are applied.
         """
         now_ms = self._clock.now_ms()
-        due = self._timer_ms is not None and self._timer_ms <= now_ms
+        bus_ms = now_ms - self._bus_clock.ahead_ms(now_ms)
+        due = self._timer_ms is not None and self._timer_ms <= bus_ms
         ask = due or self._bus_clock.unknown(self._wiring.records)
         ends = await self._wiring.ends(self._positions.partitions()) if ask else {}
         keys = {record.key for record in self._wiring.records}
@@ -324,7 +325,7 @@ class Worker:
         if records:
             self._crash("polled")
         self._bus_clock.observe(records, now_ms)
-        self._bus_clock.observe_ends(ends)
+        self._bus_clock.observe_ends(ends, now_ms)
         ahead_ms, lag_ms = self._bus_clock.ahead_ms(now_ms), None
         if records:
             # The bus's clock may be ahead of ours: nothing was read before it was appended.
@@ -345,7 +346,8 @@ class Worker:
         nudged = self._nudged.is_set()
         self._nudged.clear()
         if fresh or beside or due or nudged:
-            caught_up = self._positions.caught_up(ends, now_ms, ahead_ms=ahead_ms) if due else {}
+            proves = due and self._bus_clock.known(now_ms)
+            caught_up = self._positions.caught_up(ends, now_ms, ahead_ms=ahead_ms) if proves else {}
             was_away = self._was_away and bool(fresh)
             self._was_away = self._was_away and not was_away
             owned = self._positions.numbers()
@@ -362,9 +364,9 @@ class Worker:
         if self._checkpoints.is_due(now_ms):
             await self._checkpoint()
         timer = self._service.next_due_ms()
-        if due and timer is not None and timer <= now_ms:
+        if due and timer is not None and timer <= bus_ms:
             # A timer that waits until we have caught up is asked again, but not in a busy loop.
-            timer = now_ms + int(1000 * _LAGGING_S)
+            timer = bus_ms + int(1000 * _LAGGING_S)
         self._timer_ms = timer
 
     def _apply(

@@ -18,7 +18,7 @@ def at(offset: int, append_ms: int) -> Record:
 def test_a_clock_that_is_ahead_is_known_from_records_that_were_just_appended() -> None:
     clock = BusClock()
     assert clock.unknown([at(0, APPEND_MS)])
-    clock.observe_ends({P0: 1})
+    clock.observe_ends({P0: 1}, APPEND_MS)
     assert not clock.unknown([at(0, APPEND_MS)])
     for offset in range(1, 4):
         append_ms = APPEND_MS + 10_000 * offset
@@ -36,7 +36,7 @@ def test_a_clock_that_is_ahead_is_known_from_records_that_were_just_appended() -
 
 def test_a_clock_that_is_behind_delays_nothing() -> None:
     clock = BusClock()
-    clock.observe_ends({P0: 0})
+    clock.observe_ends({P0: 0}, APPEND_MS)
     clock.observe([at(0, APPEND_MS)], APPEND_MS - 5_000)
     assert clock.ahead_ms(APPEND_MS) == -5_000
     positions = Positions(["t"])
@@ -56,9 +56,19 @@ def test_old_records_count_for_a_short_time_only() -> None:
 
 def test_a_clock_that_was_set_right_is_believed_after_two_windows() -> None:
     clock = BusClock()
-    clock.observe_ends({P0: 0})
+    clock.observe_ends({P0: 0}, APPEND_MS)
     clock.observe([at(0, APPEND_MS)], APPEND_MS + 3)
     for count in range(1, 4):
         append_ms = APPEND_MS + count * WINDOW_MS
         clock.observe([at(count, append_ms)], append_ms + AHEAD_MS)
     assert clock.ahead_ms(APPEND_MS) == AHEAD_MS
+
+
+def test_nothing_is_known_before_a_record_has_come_or_could_have() -> None:
+    clock = BusClock()
+    assert not clock.known(APPEND_MS + SETTLING_MS), "nobody has asked for the ends yet"
+    clock.observe_ends({P0: 1}, APPEND_MS)
+    assert not clock.known(APPEND_MS + SETTLING_MS - 1)
+    assert clock.known(APPEND_MS + SETTLING_MS), "the run may be silent for ever"
+    clock.observe([at(0, APPEND_MS)], APPEND_MS + AHEAD_MS)
+    assert clock.known(APPEND_MS + AHEAD_MS)

@@ -30,6 +30,7 @@ from tocsin.bus.port import (
     record_size,
 )
 from tocsin.runtime import metrics as names
+from tocsin.runtime.bus_clock import SETTLING_MS
 from tocsin.runtime.dead_letters import DeadLetterLimits, TooManyDeadLetters
 from tocsin.runtime.prometheus_metrics import PrometheusMetrics
 from tocsin.runtime.restore import Restored, read_whole
@@ -397,7 +398,7 @@ async def test_a_worker_that_is_ahead_of_the_bus_says_how_far_it_has_read_in_its
 
     async with running(worker):
         assert await worker.caught_up(10)
-        service.due_ms = now_ms + 50_000
+        service.due_ms = now_ms - 1_000
         worker.nudge()
         number = telemetry_partition("run-1")
         await until(lambda: any(number in tick.caught_up for tick in service.ticks))
@@ -528,8 +529,9 @@ async def test_timers_go_on_while_another_partition_is_restored(
         await goes_on.wait()
         return await read_whole(*arguments, **options)
 
+    await send(bus, "run-1", numbers(0))
     async with running(worker := make(bus, service)):
-        await worker.ready.wait()
+        assert await worker.caught_up(10)
         await worker.on_revoked(frozenset({comes}))
         await worker.on_assigned(frozenset({stays}))
         monkeypatch.setattr("tocsin.runtime.bus_io.read_whole", read_slowly)
@@ -846,8 +848,11 @@ async def test_a_timer_is_told_when_the_worker_has_caught_up(bus: EmbeddedBus) -
         await until(worker.ready.is_set)
         worker.nudge()
         await until(lambda: bool(service.ticks))
-        assert service.due_ms is not None
-        now_ms = clock.advance(s=1)
+        due_ms = clock.advance(s=1)
+        worker.nudge()
+        await until(lambda: worker.last_round_ms == due_ms)
+        assert service.due_ms is not None, "no record has shown the bus's time yet"
+        now_ms = clock.advance(ms=SETTLING_MS)
         worker.nudge()
         await until(lambda: service.due_ms is None)
 

@@ -193,3 +193,55 @@ async def test_a_running_workers_clock_falls_behind_and_a_stall_is_found_all_the
             ("stalled_training", "firing"),
             ("stalled_training", "resolved"),
         ]
+
+
+async def idle_rounds(one: Watched) -> None:
+    """Some rounds of the worker before anything comes."""
+    await one.worker.ready.wait()
+    for _ in range(3):
+        one.worker.nudge()
+        assert await one.worker.caught_up(10)
+
+
+async def test_a_run_is_not_lost_for_a_worker_that_was_started_since_it_woke_up(
+    tmp_path: Path,
+) -> None:
+    async with watched(tmp_path) as one:
+        one.machine.sleeps(8 * HOUR_S)
+    one.clock = WorkersClock(one.machine.process())
+    async with (
+        EmbeddedBus(one.path, clock=one.process_ms) as one.bus,
+        EmbeddedBus(one.path, clock=one.clock.process_ms) as own,
+    ):
+        one.worker = worker_on(own, one.clock)
+        async with one.working():
+            await idle_rounds(one)
+            await one.goes_on(100)
+            assert await one.found() == []
+            await stalls_then_ends(one)
+
+
+async def test_nor_for_one_whose_clock_is_two_minutes_ahead_of_the_bus(tmp_path: Path) -> None:
+    async with watched(tmp_path) as one:
+        pass
+    async with EmbeddedBus(one.path, clock=one.process_ms) as one.bus:
+        one.clock = WorkersClock(one.process_ms, ahead_ms=120_000)
+        one.worker = worker_on(one.bus, one.clock)
+        async with one.working():
+            await idle_rounds(one)
+            await one.goes_on(100)
+            assert await one.found() == []
+
+
+async def test_a_silence_is_found_in_time_by_a_worker_whose_clock_is_an_hour_behind(
+    tmp_path: Path,
+) -> None:
+    async with watched(tmp_path) as one:
+        pass
+    async with EmbeddedBus(one.path, clock=one.process_ms) as one.bus:
+        one.clock = WorkersClock(one.process_ms, ahead_ms=-HOUR_S * 1000)
+        one.worker = worker_on(one.bus, one.clock)
+        async with one.working():
+            await one.goes_on(100)
+            await one.goes_on(150, steps=False, heartbeats=False)
+            assert await one.found() == [("telemetry_lost", "firing")]
