@@ -165,7 +165,7 @@ async def test_a_member_whose_client_has_given_up_is_told_to_join_again(
 
             await until(is_fenced, "the client gives up")
         for _ in range(2 if by == "coordination" else 0):
-            with pytest.raises(FencedMember, match="join with another one"):
+            with pytest.raises(FencedMember, match="create a new one"):
                 await consumer.poll(timeout_s=0.2)
         await consumer.close()
         again = await bus.consumer("given up", [spec.name])
@@ -217,7 +217,7 @@ async def test_a_topic_that_no_broker_describes_in_time_is_not_taken_for_a_missi
         await admin.delete_topics([gone.name])
         await admin.close()
         monkeypatch.setattr(producer._client.client, "_wait_on_metadata", in_vain)
-        with pytest.raises(BusUnavailable, match="no broker has described the topic in time"):
+        with pytest.raises(BusUnavailable, match="no broker sent the topic's metadata in time"):
             await producer.publish([record(Partition(spec.name, 0), b"k", b"v")])
         with pytest.raises(UnknownTopic, match="bus has no topic"):
             await producer.publish([record(Partition(gone.name, 0), b"k", b"v")])
@@ -454,3 +454,29 @@ async def test_a_member_that_restores_gives_its_partitions_up_when_another_joins
         assert cut_off == notes.assigned[:1] == notes.revoked
         for part in (restores, joins):
             await part.close()
+
+
+async def test_a_topic_that_is_deleted_under_its_clients_is_not_created_by_them(
+    kafka_url: str,
+) -> None:
+    world = World("kafka", kafka_url)
+    spec = world.spec("compact")
+    place = Partition(spec.name, 3)
+    async with world.bus() as bus:
+        await bus.init([spec])
+        producer, reader = await bus.producer(), await bus.reader({place: EARLIEST})
+        consumer = await bus.consumer(f"{world.prefix}-deleted", [spec.name])
+        await producer.publish([record(place)])
+        await collect(reader, 1)
+        await collect(consumer, 1)
+        await world.delete(spec.name)
+        # The brokers are asked about it again after an error, and each half a minute.
+        for _ in range(10):
+            for used in (
+                reader.poll(timeout_s=0.3),
+                consumer.poll(timeout_s=0.3),
+                producer.publish([record(place)]),
+            ):
+                with suppress(BusError):
+                    await used
+        assert [state.exists for state in await bus.show([spec])] == [False]

@@ -189,6 +189,14 @@ class World:
             finally:
                 await admin.close()
 
+    async def delete(self, topic: str) -> None:
+        """Have Kafka delete a topic."""
+        admin = await self._admin()
+        try:
+            await admin.delete_topics([topic])
+        finally:
+            await admin.close()
+
     async def _admin(self) -> AIOKafkaAdminClient:
         admin = AIOKafkaAdminClient(bootstrap_servers=self.url.removeprefix("kafka://"))
         await admin.start()

@@ -28,6 +28,7 @@ from tocsin.bus.kafka.clients import (
     PRODUCER_OPTIONS,
     KafkaProducer,
     KafkaReader,
+    create_no_topics,
     own_threads,
     stop,
 )
@@ -285,6 +286,8 @@ class KafkaBus:
     async def _start(
         self, client: AIOKafkaAdminClient | AIOKafkaProducer | AIOKafkaConsumer
     ) -> None:
+        inner = client.client if isinstance(client, AIOKafkaProducer) else client._client
+        create_no_topics(inner)
         try:
             with translated(f"connecting to {self.url}"):
                 async with asyncio.timeout(self._request_s):
