@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from support.bus_records import data_of, read_all, send, work
@@ -83,6 +84,9 @@ def test_what_was_found_live_is_found_in_a_replay(world: World, tmp_path: Path) 
     assert {(one["issue_id"], one["rule"]) for one in found} == live
 
 
+@pytest.mark.parametrize(
+    "world", ["embedded", pytest.param("kafka", marks=pytest.mark.torture)], indirect=True
+)
 async def test_a_rule_that_never_returns_is_off_for_its_run_in_the_worker_that_comes_next(
     world: World, tmp_path: Path
 ) -> None:
