@@ -34,6 +34,7 @@ class FoldService(Service):
     """`guard` False is the mutation: snapshots without the offset that they cover."""
 
     name = "fold"
+    bus_time = True
 
     def __init__(self, topics: Topics, *, guard: bool = True) -> None:
         self.inputs = (topics.telemetry,)

@@ -98,6 +98,9 @@ class Service(Protocol):
     hold_limit: HoldLimit | None = None
     """How much is kept of these; None: all."""
 
+    bus_time: bool = False
+    """Whether its timers are in append time; otherwise they are in the worker's."""
+
     keeps_state: bool = True
     """Whether it has `snapshots`; else a checkpoint does without them."""
 
@@ -176,7 +179,8 @@ class Service(Protocol):
         return False
 
     def next_due_ms(self) -> int | None:
-        """When `apply` must be called even if no record comes (Unix milliseconds); None: never."""
+        """When `apply` must be called even if no record comes (Unix milliseconds; see `bus_time`);
+        None: never."""
         return None
 
     def settled(self) -> bool:

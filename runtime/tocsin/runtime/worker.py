@@ -299,12 +299,16 @@ class Worker:
         now_ms = self._clock.now_ms()
         due = [now_ms + 1000 * _IDLE_S]
         if self._timer_ms is not None:
-            due.append(self._timer_ms + self._bus_clock.ahead_ms(now_ms))
+            due.append(self._timer_ms + now_ms - self._timers_now_ms(now_ms))
         if (ask := self._skipped.next_ask_ms()) is not None:
             due.append(ask)
         if (save := self._checkpoints.due_ms()) is not None:
             due.append(save)
         return max(0.0, (min(due) - now_ms) / 1000)
+
+    def _timers_now_ms(self, now_ms: int) -> int:
+        """What time it is for the service's timers."""
+        return now_ms - self._bus_clock.ahead_ms(now_ms) if self._service.bus_time else now_ms
 
     async def _work(self) -> None:
         """One round, under the lock: apply what came, fire timers, and checkpoint if it is time.
@@ -312,8 +316,8 @@ class Worker:
         All that waits for the bus comes first: once records are admitted, they are applied.
         """
         now_ms = self._clock.now_ms()
-        bus_ms = now_ms - self._bus_clock.ahead_ms(now_ms)
-        due = self._timer_ms is not None and self._timer_ms <= bus_ms
+        timers_ms = self._timers_now_ms(now_ms)
+        due = self._timer_ms is not None and self._timer_ms <= timers_ms
         ask = due or self._bus_clock.unknown(self._wiring.records)
         ends = await self._wiring.ends(self._positions.partitions()) if ask else {}
         keys = {record.key for record in self._wiring.records}
@@ -364,9 +368,9 @@ class Worker:
         if self._checkpoints.is_due(now_ms):
             await self._checkpoint()
         timer = self._service.next_due_ms()
-        if due and timer is not None and timer <= bus_ms:
+        if due and timer is not None and timer <= timers_ms:
             # A timer that waits until we have caught up is asked again, but not in a busy loop.
-            timer = bus_ms + int(1000 * _LAGGING_S)
+            timer = timers_ms + int(1000 * _LAGGING_S)
         self._timer_ms = timer
 
     def _apply(

@@ -70,6 +70,7 @@ class RulesService(Service):
     """
 
     name = "rules"
+    bus_time = True
 
     # Whoever serves a run saves its state every few seconds. Should it die, what came since then
     # is among the last records, and its snapshots say where they begin.

@@ -407,6 +407,22 @@ async def test_a_worker_that_is_ahead_of_the_bus_says_how_far_it_has_read_in_its
     assert all(fact.as_of_ms < now_ms + 50_000 for fact in said)
 
 
+async def test_timers_in_the_worker_s_time_do_not_wait_for_that_of_the_bus(
+    bus: EmbeddedBus,
+) -> None:
+    # A delivery is to be tried again; the issue before it lay on the bus for an hour.
+    class Retries(FoldService):
+        bus_time = False
+
+    await send(bus, "run-1", numbers(0))
+    service, clock = Retries(TOPICS), FakeClock(int(time.time() * 1000) + 3_600_000)
+    async with running(worker := make(bus, service, clock=clock)):
+        assert await worker.caught_up(10)
+        service.due_ms = clock.now_ms()
+        worker.nudge()
+        await until(lambda: service.due_ms is None, SOON_S)
+
+
 async def test_only_runs_leaves_the_records_of_others(bus: EmbeddedBus) -> None:
     run = "run-1"
     other = next(
