@@ -86,6 +86,7 @@ PATTERNS: Final = (
     (r"\bthere is not\b", "unknown, missing"),
     (r"\beach with each\b", "every one with every other"),
     (r"\banew\b", "again"),
+    (r"\bto be started again\b", "so that its supervisor restarts it"),
     (r"\bmends\b", "fixes"),
     (r"\bcheckpoint to go back to\b|\bto go on from\b", "to resume from"),
     (r"\b(?:it|issue|attempt) is over\b(?! (?:the|a|\d))", "is resolved, has ended"),

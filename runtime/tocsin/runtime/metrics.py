@@ -112,7 +112,7 @@ METRICS: Final[Mapping[str, Metric]] = {
     PENDING: Metric("gauge", "Deliveries that are not final", ()),
     SUSPENDED: Metric(
         "gauge",
-        "1 while a receiver is left alone, because it fails or because it is gone; else 0",
+        "1 while deliveries to a receiver are paused, because it fails or is gone; else 0",
         ("receiver",),
     ),
     LINKS: _counter("Requests for pages of links, by result: shown, answered or refused", "result"),

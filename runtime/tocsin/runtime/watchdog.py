@@ -113,8 +113,8 @@ class Watchdog:
             seen = now
             if looks * look_s > self._hangs_s:
                 logger.critical(
-                    "no round has ended for %.0f s: this worker ends, to be started again. Its "
-                    "threads:\n%s",
+                    "no round has ended for %.0f s: this worker exits, so that its supervisor "
+                    "restarts it. Its threads:\n%s",
                     self._hangs_s,
                     _stacks(),
                     extra={"action": "watchdog"},

@@ -290,9 +290,9 @@ class Worker:
         stuck = self._progress.observe(positions, ends, now_ms)
         if stuck is not None:
             raise WedgedConsumer(
-                f"nothing came of {stuck.topic} partition {stuck.number} for "
-                f"{self._progress.stuck_ms // 1000} s, though there is more: this worker ends, to "
-                "be started again"
+                f"no records of {stuck.topic} partition {stuck.number} arrive for "
+                f"{self._progress.stuck_ms // 1000} s although there are more: this worker exits, "
+                "so that its supervisor restarts it"
             )
 
     def _until_due_s(self) -> float:
@@ -415,7 +415,8 @@ class Worker:
             return True
         except (TimeoutError, BusUnavailable, FencedMember) as error:
             logger.warning(
-                "given up without a checkpoint: what came since the last one is done again",
+                "partitions are given up without a checkpoint: records since the last one are "
+                "processed again",
                 extra={"action": self._service.name, "reason": str(error) or "out of time"},
             )
             return False

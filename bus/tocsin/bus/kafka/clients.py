@@ -67,7 +67,7 @@ MEMBER_OPTIONS: Final[Mapping[str, Any]] = {
 
 
 class _OwnThreads(logging.Filter):
-    """Drops what aiokafka logs in threads that run a bus of ours; other uses of it are left alone.
+    """Drops what aiokafka logs in threads that run a bus of ours; other uses of it log as before.
 
     While a broker is away aiokafka logs each attempt, some 15 kB a minute for each client. The port
     answers each of them with an error, of which the caller logs the first.
