@@ -6,6 +6,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from support.buses import World, collect, partitions, record
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.embedded.connection import BusFile
-from tocsin.bus.port import EARLIEST, Partition, UnusableBus
+from tocsin.bus.port import EARLIEST, Partition, Record, UnusableBus
 
 
 @pytest.fixture
@@ -140,6 +141,26 @@ async def test_a_bit_that_is_flipped_within_a_record_costs_that_record(
     errors = [one.message for one in caplog.records if one.levelname == "ERROR"]
     assert len(errors) == 1
     assert f"record 1 of {spec.name} partition 0 is not what was written" in errors[0]
+
+
+async def test_what_follows_a_damaged_record_is_read_whatever_the_size_of_a_poll(
+    world: World, path: Path
+) -> None:
+    spec = world.spec(partitions=1)
+    (place,) = partitions(spec)
+    async with EmbeddedBus(path) as bus:
+        await bus.init([spec])
+        await (await bus.producer()).publish([record(place, b"k", b"v")] * 20)
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE records SET value = 'text \u00e9' WHERE id % 20 = 3")
+        db.execute("UPDATE records SET append_ms = 'no time' WHERE id % 20 = 5")
+        db.execute("UPDATE records SET checksum = checksum + 1 WHERE id % 20 = 7")
+
+    async with EmbeddedBus(path) as bus:
+        reader, found = await bus.reader({place: EARLIEST}), list[Record]()
+        while await reader.position(place) < 20:
+            found += await reader.poll(timeout_s=0.5, max_records=6)
+    assert len(found) == 17
 
 
 def corrupt() -> sqlite3.DatabaseError:

@@ -209,14 +209,17 @@ def fetch(
                 more = True
                 break
             base = number << _OFFSET_BITS
+            limit = max_records - len(records)
+            # As bytes even where a bit has made text of them, which sqlite3 would decode.
             cursor = db.execute(
-                "SELECT id, append_ms, key, headers, checksum, value FROM records"
-                " WHERE id >= ? AND id < ? ORDER BY id LIMIT ?",
-                (base | position, base | end, max_records - len(records)),
+                "SELECT id, append_ms, CAST(key AS BLOB), CAST(headers AS BLOB), checksum,"
+                " CAST(value AS BLOB) FROM records WHERE id >= ? AND id < ? ORDER BY id LIMIT ?",
+                (base | position, base | end, limit),
             )
             # Compaction and retention leave holes, at the end too: no row means that all is read.
             reached = end
-            for row_id, append_ms, key, headers, checksum, value in cursor:
+            for rows, row in enumerate(cursor, 1):
+                row_id, append_ms, key, headers, checksum, value = row
                 offset = row_id & _OFFSET_MASK
                 if checksum == _checksum(row_id, append_ms, key, headers, value):
                     headers = unpack_headers(headers)
@@ -224,7 +227,7 @@ def fetch(
                 else:
                     damaged.append((partition, offset))
                 room -= len(value or b"")
-                if room <= 0 or len(records) >= max_records:
+                if room <= 0 or rows >= limit:
                     reached, more = offset + 1, True
                     break
             cursor.close()
@@ -292,9 +295,14 @@ def _first_at(db: sqlite3.Connection, base: int, low: int, high: int, append_ms:
 
 
 def _checksum(row_id: int, append_ms: int, key: bytes, headers: bytes, value: bytes | None) -> int:
-    """CRC-32 of all that a record is: some GB/s, next to nothing beside writing it."""
-    start = zlib.crc32(_PLACE.pack(row_id, append_ms, value is None))
-    return zlib.crc32(value or b"", zlib.crc32(headers, zlib.crc32(key, start)))
+    """CRC-32 of all that a record is: some GB/s, next to nothing beside writing it. -1, which is
+    none, if a damaged row has something else in a place of these.
+    """
+    try:
+        start = zlib.crc32(_PLACE.pack(row_id, append_ms, value is None))
+        return zlib.crc32(value or b"", zlib.crc32(headers, zlib.crc32(key, start)))
+    except (TypeError, struct.error):
+        return -1
 
 
 def pack_headers(headers: Headers) -> bytes:

@@ -340,8 +340,8 @@ class EmbeddedConsumer(EmbeddedReader):
         gained |= wanted & standing.owned
         if gained:
             self._positions.update(await self._committed_places(gained))
-            if self._listener is not None:
-                await self._listener.on_assigned(gained)
+        if (gained or lost) and self._listener is not None:
+            await self._listener.on_assigned(gained)
         self._generation = standing.generation
         self._settled = standing.complete and standing.share == frozenset(self._positions)
 
