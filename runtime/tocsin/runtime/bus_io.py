@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
@@ -27,7 +28,7 @@ from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.offsets import Offsets, Positions
 from tocsin.runtime.restore import Restored, read_whole
 from tocsin.runtime.service import Service
-from tocsin.runtime.standby import Standby
+from tocsin.runtime.standby import NewestRecords, Standby
 from tocsin.schemas.topics import ALL_RUNS, Topics, telemetry_partition
 
 logger = logging.getLogger(__name__)
@@ -172,9 +173,10 @@ class Wiring:
         """The records of the input, and those followed, that came since the last call."""
         records, followed = self.records, self._followed
         self.records, self._followed = [], []
+        # Of one that is being restored all is read again.
+        followed = [record for record in followed if record.partition in self._following]
         for record in followed:
-            if record.partition in self._following:
-                self._following[record.partition] = record.offset + 1
+            self._following[record.partition] = record.offset + 1
         return records, self._ours(followed)
 
     def emptied(self) -> bool:
@@ -256,20 +258,20 @@ class Wiring:
         try:
             async with lock:
                 fresh = await self._unpark(consumer, partitions)
-            if not fresh:
-                return
             followed = {p: number for number in fresh for p in self._service.follows(number)}
             whole = {p: p.number for p in self._restored_of(fresh)}
-            read = await self._read_states(whole | followed)
+            read, states = await self._read_states(whole | followed)
             async with lock:
+                await self._start_partitions(consumer, fresh, states)
                 self._following.update({p: read.ends[p] for p in followed})
-                await self._start_partitions(consumer, fresh)
+                await self._follow()
         finally:
             self._restoring = frozenset()
-        name, took_s = self._service.name, time.perf_counter() - started
-        self._metrics.add(names.RESTORES, len(fresh), service=name)
-        self._metrics.add(names.RESTORE_SECONDS, took_s, service=name)
-        self._metrics.add(names.RESTORE_RECORDS, read.read, service=name)
+        if fresh:
+            name, took_s = self._service.name, time.perf_counter() - started
+            self._metrics.add(names.RESTORES, len(fresh), service=name)
+            self._metrics.add(names.RESTORE_SECONDS, took_s, service=name)
+            self._metrics.add(names.RESTORE_RECORDS, read.read, service=name)
 
     async def _unpark(
         self, consumer: Consumer, partitions: Collection[Partition]
@@ -278,76 +280,109 @@ class Wiring:
         fresh: dict[int, Offsets] = {}
         numbers = sorted({p.number for p in partitions})
         ends = await consumer.ends([*partitions, *self._restored_of(numbers)])
+        found = await self._committed(consumer, {p: ends[p] for p in partitions})
         for number in numbers:
-            mine = [p for p in partitions if p.number == number]
-            committed = {p.topic: await self._committed(consumer, p, ends[p]) for p in mine}
-            unwritten = all(
-                ends[p] == self._parked_ends.pop(p, None) for p in self._restored_of([number])
-            )
+            committed = {p.topic: found[p] for p in partitions if p.number == number}
+            noted = {p: self._parked_ends.pop(p, None) for p in self._restored_of([number])}
+            unwritten = all(ends[p] == end for p, end in noted.items())
             if not self._positions.unpark_if_unchanged(number, committed, unwritten=unwritten):
                 fresh[number] = committed
         if fresh:
             await self._owner.in_thread(self._service.release, frozenset(fresh))
+            # What is followed for these alone, perhaps since before they went, is read whole again.
+            for partition in self._followed_for(fresh) - self._followed_for(self._positions.kept()):
+                self._following.pop(partition, None)
+            self._follower_reads = frozenset()
         return fresh
 
-    async def _read_states(self, belongs: Mapping[Partition, int]) -> Restored:
+    def _followed_for(self, numbers: Collection[int]) -> frozenset[Partition]:
+        return frozenset(p for number in numbers for p in self._service.follows(number))
+
+    async def _read_states(
+        self, belongs: Mapping[Partition, int]
+    ) -> tuple[Restored, Mapping[int, Sequence[Record]]]:
+        """Those of which only one record of each key counts are reduced to it while they are read:
+        a topic that was not compacted for long has many of each."""
+        service = self._service
+        newest = NewestRecords(service.order_of, limit_bytes=sys.maxsize)
+        newest.follow([p for p in belongs if p.topic in service.read_ahead])
+        others: dict[Partition, list[Record]] = {}
+
         async def sink(records: Sequence[Record]) -> None:
-            rows: dict[int, list[Record]] = {}
-            for record in self._ours(records):
-                rows.setdefault(belongs[record.partition], []).append(record)
-            for number, row in rows.items():
-                await self._owner.in_thread(self._service.restore, number, row)
+            ours = self._ours(records)
+            newest.add(ours)
+            for record in ours:
+                if record.partition not in newest.partitions:
+                    others.setdefault(record.partition, []).append(record)
 
         ahead = {} if self._standby is None else self._standby.pop(belongs)
-        return await read_whole(self._bus, list(belongs), sink, ahead=ahead)
+        read = await read_whole(self._bus, list(belongs), sink, ahead=ahead)
+        rows: dict[int, list[Record]] = {}
+        for partition, kept in newest.pop(belongs).items():
+            rows.setdefault(belongs[partition], []).extend(kept.records)
+        for partition, records in others.items():
+            rows.setdefault(belongs[partition], []).extend(records)
+        return read, rows
 
-    async def _start_partitions(self, consumer: Consumer, fresh: Mapping[int, Offsets]) -> None:
-        restored, first = self._service.restored, self._service.inputs[0]
+    async def _start_partitions(
+        self,
+        consumer: Consumer,
+        fresh: Mapping[int, Offsets],
+        states: Mapping[int, Sequence[Record]],
+    ) -> None:
+        service = self._service
         for number, committed in fresh.items():
-            await self._owner.in_thread(restored, number, committed.get(first))
+            if rows := states.get(number):
+                await self._owner.in_thread(service.restore, number, rows)
+            await self._owner.in_thread(service.restored, number, committed.get(service.inputs[0]))
             for topic, offset in committed.items():
                 if offset is None and self._start is not None:
                     await consumer.seek(Partition(topic, number), self._start)
             self._positions.start(number, committed)
 
-    async def _committed(self, consumer: Consumer, partition: Partition, end: int) -> int | None:
-        """Where the group goes on in an input partition; None: where its log begins."""
-        offset, tries = await consumer.committed(partition), 0
-        if offset is None:
-            return None
-        while offset > end and tries < _END_TRIES:
+    async def _committed(
+        self, consumer: Consumer, ends: Mapping[Partition, int]
+    ) -> Mapping[Partition, int | None]:
+        """Where the group goes on in input partitions; None: where their log begins."""
+        found = {partition: await consumer.committed(partition) for partition in ends}
+
+        def beyond() -> list[Partition]:
+            return [p for p, offset in found.items() if offset is not None and offset > ends[p]]
+
+        for _ in range(_END_TRIES):
+            if not (gone := beyond()):
+                break
             # A broker that has just become the leader knows the end a moment later.
             await asyncio.sleep(_END_S)
-            end, tries = (await consumer.ends([partition]))[partition], tries + 1
-        if offset <= end:
-            return offset
-        logger.warning(
-            "the log ends before what was committed of it, so it is another one: read from its "
-            "beginning",
-            extra={
-                "action": self._service.name,
-                "topic": partition.topic,
-                "partition": partition.number,
-                "offset": offset,
-            },
-        )
-        await consumer.seek(partition, EARLIEST)
-        return None
+            ends = {**ends, **await consumer.ends(gone)}
+        for partition in beyond():
+            logger.warning(
+                "the log ends before what was committed of it, so it is another one: it is read "
+                "from its beginning",
+                extra={
+                    "action": self._service.name,
+                    "topic": partition.topic,
+                    "partition": partition.number,
+                    "offset": found[partition],
+                },
+            )
+            await consumer.seek(partition, EARLIEST)
+            found[partition] = None
+        return found
 
-    async def follow(self) -> None:
+    async def _follow(self) -> None:
         """Follow what the owned partitions need, each from where it was. Raises BusUnavailable."""
-        wanted = frozenset(
-            p for number in self._positions.numbers() for p in self._service.follows(number)
-        )
+        wanted = self._followed_for(self._positions.numbers())
         if self._follower is not None and wanted == self._follower_reads:
             return
         self._following = {p: self._following[p] for p in wanted}
         # What was followed and not taken yet is read again.
         await self._stop_poll("followed")
         self._followed = []
-        if self._follower is not None:
-            await self._follower.close()
-            self._follower = None
+        # Whoever polls meanwhile must not find the one that is being closed.
+        old, self._follower = self._follower, None
+        if old is not None:
+            await old.close()
         if wanted:
             self._follower = await self._bus.reader(
                 {p: From.offset(offset) for p, offset in self._following.items()}

@@ -428,7 +428,7 @@ class Worker:
         async with self._lock:
             if await self._save_before_giving_up(locked=True):
                 numbers = {p.number for p in partitions}
-                await self._wiring.note_parked(numbers)
+                await self._wiring.note_parked(numbers & self._positions.numbers())
                 self._positions.park(numbers)
             else:
                 # What was handed out may be lost half-way, of the partitions that stay too.
@@ -449,15 +449,13 @@ class Worker:
                 gone = self._positions.unpark(numbers)
                 await self.in_thread(self._service.release, gone)
             await self._wiring.restore_partitions(partitions, self._lock)
-            async with self._lock:
-                await self._wiring.follow()
-        except BusUnavailable as error:
+        except BaseException as error:
+            # Of those that were not restored, or are revoked again, there may be half a state.
+            await self.in_thread(self._service.release, numbers - self._positions.kept())
+            if not isinstance(error, BusUnavailable):
+                raise
             self._complain(names.BUS_AWAY, "partitions not restored, joining again", error)
             self._rejoin = True
-        except asyncio.CancelledError:
-            # They are revoked again: of those that were not restored there is half a state.
-            await self.in_thread(self._service.release, numbers - self._positions.kept())
-            raise
         self._count_partitions()
         self._nudged.set()
 

@@ -220,6 +220,8 @@ class RulesService(Service):
             "the log of the run is another one than its state is of: its rules start cold",
             extra={"action": "rules", "run_id": run.state.run_id, "partition": number},
         )
+        # What it asked for is over; the one that begins may ask again.
+        run.state.looked_ms = None
         self._stale.append((number, run))
         self._drop(number, run.state.run_id)
 
@@ -246,10 +248,12 @@ class RulesService(Service):
             self.engine.drop(number, run_id)
 
     def last_words(self) -> Sequence[Outgoing]:
-        # A worker that is slow in many calls has no rule that hangs.
         call = self.engine.call_under_way()
+        if call is None:
+            return ()
+        # A worker that is slow in many calls has no rule that hangs.
         time.sleep(SURE_S)
-        found = None if call is None else self.engine.abandon(call, self._software)
+        found = self.engine.abandon(call, self._software)
         return () if found is None else [self._snapshot(*found)]
 
     # -- rounds ----------------------------------------------------------------------------

@@ -106,6 +106,9 @@ class CustomRules:
     def drop(self, partition: int, run_id: str) -> None:
         """The run was over long ago, or is another's."""
         self._newest.pop((partition, run_id), None)
+        self._snapshots = [
+            one for one in self._snapshots if (one[0], one[1].run_id) != (partition, run_id)
+        ]
         with self.host.orders() as backlog:
             backlog.drop(partition, run_id)
 
@@ -115,9 +118,6 @@ class CustomRules:
         """Somebody else has the run now. Drop it; its newest states, which are not written."""
         self._told += self.save(timeout_s, engine)
         newest = self._newest.get((partition, run_id), {})
-        self._snapshots = [
-            one for one in self._snapshots if (one[0], one[1].run_id) != (partition, run_id)
-        ]
         self.drop(partition, run_id)
         return list(newest.values())
 

@@ -20,6 +20,7 @@ from tocsin.schemas.records.frames import StepFrame, SystemFrame, TensorFrame
 from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.stream_rules.engine.episodes import Reported
+from tocsin.stream_rules.engine.instance import Instance
 from tocsin.stream_rules.engine.rule_spec import RuleSpec
 from tocsin.stream_rules.engine.rule_times import RuleTimes
 from tocsin.stream_rules.engine.run import RunEngine
@@ -178,20 +179,21 @@ class PartitionEngine:
         """The run of that id, if it is here."""
         return next((run for _, _, run in self.runs() if run.state.run_id == run_id), None)
 
-    def call_under_way(self) -> Moment | None:
-        """The moment of the call into a rule that has not returned, if there is one. Any thread."""
+    def call_under_way(self) -> tuple[Instance, Moment] | None:
+        """The call into a rule that has not returned, if there is one. Any thread."""
         return next((call for _, _, run in self.runs() if (call := run.call_under_way())), None)
 
-    def abandon(self, call: Moment, software: str) -> tuple[int, Snapshot] | None:
+    def abandon(self, call: tuple[Instance, Moment], software: str) -> tuple[int, Snapshot] | None:
         """Quarantine the rule of a call that does not return; its partition, and the state from
         which the next worker goes on without it. None: the call has returned.
 
         From any thread. The engine must not be used any more.
         """
+        instance, at = call
         for number, state, run in self.runs():
-            if run.call_under_way() is call:
-                at, clock_ms = state.next_offset, state.clock_ms
-                return number, run.abandon(next_offset=at, clock_ms=clock_ms, software=software)
+            if instance in run.instances and instance.in_call is at:
+                saved_at = {"next_offset": state.next_offset, "clock_ms": state.clock_ms}
+                return number, run.abandon(instance, **saved_at, software=software)
         return None
 
     # -- inside ----------------------------------------------------------------------------

@@ -416,18 +416,20 @@ class RunEngine:
             saved.append(snapshot(RUN_KEY, RUN_STATE_VERSION, pack(dump_state(self.state))))
         return saved
 
-    def call_under_way(self) -> Moment | None:
-        """The moment of the call into a rule that has not returned, if there is one. Any thread."""
-        return next((one.in_call for one in self.instances if one.in_call is not None), None)
+    def call_under_way(self) -> tuple[Instance, Moment] | None:
+        """The call into a rule that has not returned, if there is one. Any thread."""
+        calls = ((one, one.in_call) for one in self.instances)
+        return next(((one, at) for one, at in calls if at is not None), None)
 
-    def abandon(self, *, next_offset: int, clock_ms: int, software: str) -> Snapshot:
-        """Quarantine the rule into which a call does not return; its state.
+    def abandon(
+        self, instance: Instance, *, next_offset: int, clock_ms: int, software: str
+    ) -> Snapshot:
+        """Quarantine a rule into which a call does not return; its state.
 
         From any thread. The run must not be used any more.
         """
-        hung = next(one for one in self.instances if one.in_call is not None)
         snapshot = self._snapshots_at(next_offset, clock_ms, software)
-        return snapshot(hung.spec.name, hung.version, hung.abandon())
+        return snapshot(instance.spec.name, instance.version, instance.abandon())
 
     def _snapshots_at(
         self, next_offset: int, clock_ms: int, software: str

@@ -90,7 +90,7 @@ def test_check_says_each_mistake_with_line_and_column(folder: Path) -> None:
     assert found[11, 21] == ("invalid_value", "expected a number, got text")
     assert found[11, 27][0] == "unknown_key"
     assert "has no preset 'sagemaker'" in lines[12]
-    assert "is a rule of tocsin's own" in lines[13]
+    assert "is a built-in rule" in lines[13]
     assert "cannot be saved and restored" in lines[14]
     assert "try: HighLoss" in as_text(checked)
     assert not list(folder.rglob("__pycache__"))
