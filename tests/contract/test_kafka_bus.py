@@ -250,8 +250,8 @@ async def test_new_topics_that_get_no_leader_in_time_are_named(
     led, leaderless = world.spec(), world.spec()
     describe = AIOKafkaAdminClient.describe_topics
 
-    async def described(admin: AIOKafkaAdminClient) -> Any:
-        topics: Any = await describe(admin)
+    async def described(admin: AIOKafkaAdminClient, names: list[str]) -> Any:
+        topics: Any = await describe(admin, names)
         for topic in topics:
             for partition in topic["partitions"]:
                 if topic["topic"] == leaderless.name and partition["partition"] in (1, 3):

@@ -532,7 +532,7 @@ async def test_a_partition_that_comes_back_is_restored_again_if_its_states_were_
     assert (held == 5) == written
 
 
-async def test_timers_go_on_while_another_partition_is_restored(
+async def test_timers_go_on_while_another_partition_is_read_and_nothing_of_it_is_there_yet(
     bus: EmbeddedBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = FoldService(TOPICS)
@@ -541,11 +541,13 @@ async def test_timers_go_on_while_another_partition_is_restored(
     reading, goes_on = asyncio.Event(), asyncio.Event()
 
     async def read_slowly(*arguments: Any, **options: Any) -> Restored:
+        found = await read_whole(*arguments, **options)
         reading.set()
         await goes_on.wait()
-        return await read_whole(*arguments, **options)
+        return found
 
     await send(bus, "run-1", numbers(0))
+    await send(bus, "run-2", numbers(0, 1, 2))
     async with running(worker := make(bus, service)):
         assert await worker.caught_up(10)
         await worker.on_revoked(frozenset({comes}))
@@ -557,9 +559,11 @@ async def test_timers_go_on_while_another_partition_is_restored(
         worker.nudge()
         await until(lambda: service.due_ms is None, SOON_S, "a timer fires")
         assert comes.number not in service.ticks[-1].owned
+        assert comes.number not in service.partitions, "half a state would be acted upon"
         goes_on.set()
         await assigning
         assert comes.number in worker._positions.numbers()
+        assert service.partitions[comes.number]["run-2"].count == 3
 
 
 async def test_of_a_restore_that_is_cut_off_nothing_is_left(bus: EmbeddedBus) -> None:

@@ -118,9 +118,7 @@ class KafkaConsumer(KafkaReader):
         self._client.assign([TopicPartition(*partition) for partition in only])
 
     async def subscribe(self) -> None:
-        """Join with those of the topics that exist. Subscribing to one that does not could create
-        it.
-        """
+        """Join with those of the topics that exist; with one that does not, aiokafka would wait."""
         self._looked_s = time.monotonic()
         there = []
         for topic in self._late:
