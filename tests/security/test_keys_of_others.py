@@ -28,14 +28,14 @@ def test_no_key_of_a_folder_that_others_can_write_is_trusted(keys: Path, mode: i
 
     assert len(read_keys([keys])) == 0
     (why,) = untrusted_places([keys])
-    assert why.startswith(f"others can write to {keys} (mode {mode:04o}), and could put a key")
+    assert why.startswith(f"others can write to {keys} (mode {mode:04o}), and could add a key")
     with pytest.raises(ConfigurationError, match="so none is trusted"):
         TrustedKeys.read([keys])
 
 
 def test_nor_does_this_user_sign_with_one(keys: Path) -> None:
     keys.chmod(0o777)
-    with pytest.raises(ConfigurationError, match="`chmod go-w` it"):
+    with pytest.raises(ConfigurationError, match="`chmod go-w` on it"):
         own_key(keys)
 
 
