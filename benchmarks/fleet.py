@@ -29,6 +29,7 @@ from tocsin.stream_rules.service import RulesService, build_rules_service
 from tocsin.stream_rules.testing import RunBuilder
 
 INTERVAL_S = 10
+COLLECTIONS = ("gradients", "weights", "updates")
 STEPS = 10
 TENSORS = 2_000
 RUN_RANKS = 64
@@ -68,17 +69,22 @@ def interval(
         columns = {"lr.0": 1e-3, "gradient_norm": 1.0, "gradient_nonfinite": 0, "step_time_s": 1.0}
         run.steps(steps, rank=rank, loss=losses, columns=columns)
         run.heartbeat(rank=rank, last_step=steps[-1])
-    for collection in ("gradients", "weights", "updates"):
+    for collection in COLLECTIONS:
         run.now_ms = began_ms
         more = {"update_l2": 0.001} if collection == "updates" else {"l1": 50.0}
         run.tensors(
-            steps[0], collection, _NAMES[:tensors], columns={"l2": 1.0 + 0.01 * number, **more}
+            steps[0],
+            collection,
+            TENSOR_NAMES[:tensors],
+            columns={"l2": 1.0 + 0.01 * number, **more},
         )
     run.now_ms = began_ms + 1_000 * INTERVAL_S
     return run.records[at:]
 
 
-_NAMES = [f"model.layers.{i // 8}.attention.projection_{i % 8}.weight" for i in range(TENSORS)]
+TENSOR_NAMES = [
+    f"model.layers.{i // 8}.attention.projection_{i % 8}.weight" for i in range(TENSORS)
+]
 
 
 def batches(records: Sequence[Record], size: int = 500) -> Iterator[Sequence[Record]]:

@@ -6,8 +6,7 @@ The telemetry of a simulated fleet (`fleet.py`: steps of one second, runs of 64 
 run three summaries of 2,000 tensors each 10 s) is encoded beforehand and then sent at the pace at
 which trainings send it. Broker, sender and one worker with all rules at their defaults share this
 machine. In the middle of the time each run has a fault, of three kinds in turn: a NaN in the loss
-of a rank, gradients with values that are not finite, an uncorrectable memory error of a GPU. Each
-must be found.
+of a rank, a loss that is infinite, an uncorrectable memory error of a GPU. Each must be found.
 
 "Age" is how old the oldest record was that the worker read in a round: the median, and that of the
 last ten seconds. If that is larger, the worker falls behind. "Delay" is from the append of a fault
@@ -32,7 +31,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
-from fleet import INTERVAL_S, RUN_RANKS, interval
+from fleet import COLLECTIONS, INTERVAL_S, RUN_RANKS, TENSOR_NAMES
 from streaming import place_on, read_topic
 from take_over import bus_of, init, publish
 
@@ -85,25 +84,34 @@ def encoded(topics: Topics, ranks: int, seconds: int) -> Fleet:
     """All records of so many ranks."""
     runs = [RunBuilder(f"run-{n}", world_size=RUN_RANKS) for n in range(max(1, ranks // RUN_RANKS))]
     fleet = Fleet([], [[] for _ in range(seconds)], {})
-    intervals = seconds // INTERVAL_S
     for number, run in enumerate(runs):
         for rank in range(RUN_RANKS):
             run.started(rank=rank)
         run.system({GPU: 0.0})
         fleet.started.extend(place_on(topics, run.records))
-        for nth in range(intervals):
-            began_ms, at = run.now_ms, len(run.records)
-            interval(run, nth, RUN_RANKS, bad=None)
-            if nth == intervals // 2:
-                run.now_ms = began_ms + 9_000
-                rule = add_fault(run, number % 3, step=INTERVAL_S * (nth + 1))
+        began_ms = run.now_ms
+        for second in range(seconds):
+            at = len(run.records)
+            # A sender numbers its records in the order of their time.
+            add_second(run, second, began_ms + 1000 * second)
+            if second == seconds // 2:
+                rule = add_fault(run, number % 3, step=second)
                 fleet.faults[run.run_id.encode()] = Fault(run.records[-1].value, rule)
-            for record in run.records[at:]:
-                second = (record.append_ms - began_ms) // 1000
-                place = nth * INTERVAL_S + min(INTERVAL_S - 1, second)
-                fleet.seconds[place].extend(place_on(topics, [record]))
-            run.now_ms = began_ms + 1000 * INTERVAL_S
+            fleet.seconds[second].extend(place_on(topics, run.records[at:]))
     return fleet
+
+
+def add_second(run: RunBuilder, second: int, now_ms: int) -> None:
+    """A step of each rank; each ten seconds heartbeats, and the first rank's summaries."""
+    for rank in range(RUN_RANKS):
+        run.now_ms = now_ms
+        columns = {"lr.0": 1e-3, "gradient_norm": 1.0, "gradient_nonfinite": 0, "step_time_s": 1.0}
+        run.steps([second], rank=rank, loss=2.0 - 0.001 * second, columns=columns)
+        if second % INTERVAL_S == 0:
+            run.heartbeat(rank=rank, last_step=second)
+    for collection in COLLECTIONS if second % INTERVAL_S == 0 else ():
+        more = {"update_l2": 0.001} if collection == "updates" else {"l1": 50.0}
+        run.tensors(second, collection, TENSOR_NAMES, columns={"l2": 1.0 + 0.01 * second, **more})
 
 
 def add_fault(run: RunBuilder, kind: int, *, step: int) -> str:
@@ -112,9 +120,9 @@ def add_fault(run: RunBuilder, kind: int, *, step: int) -> str:
         run.system({GPU: 1.0})
         return "gpu_hardware_error"
     if kind == 1:
-        run.steps([step], rank=5, loss=1.0, gradient_norm=math.nan, gradient_nonfinite=12)
+        run.steps([step + 1], rank=0, loss=math.inf)
     else:
-        run.steps([step], rank=3, loss=math.nan)
+        run.steps([step + 1], rank=3, loss=math.nan)
     return "nonfinite"
 
 
@@ -127,7 +135,8 @@ async def send(bus: Bus, fleet: Fleet) -> None:
         for part in range(slices):
             left_s = began + second + part * SLICE_S - time.monotonic()
             await asyncio.sleep(max(0.0, left_s))
-            if rows := records[part::slices]:
+            share = len(records) / slices
+            if rows := records[round(part * share) : round((part + 1) * share)]:
                 await producer.publish(rows)
     late_s = time.monotonic() - began - len(fleet.seconds)
     await producer.close()
