@@ -42,6 +42,7 @@ ON_KAFKA = (
     ["stop_latency.py", "--stops", "60", "--bus"],
     ["take_over.py", "--runs", "250", "--bus"],
     ["streaming.py", "--bus"],
+    ["paced.py", "--bus"],
 )
 """The URL of the bus is the last argument."""
 
