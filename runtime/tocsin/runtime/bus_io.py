@@ -305,14 +305,15 @@ class Wiring:
         a topic that was not compacted for long has many of each."""
         service = self._service
         newest = NewestRecords(service.order_of, limit_bytes=sys.maxsize)
-        newest.follow([p for p in belongs if p.topic in service.read_ahead])
+        reduced = frozenset(p for p in belongs if p.topic in service.read_ahead)
+        newest.follow(reduced)
         others: dict[Partition, list[Record]] = {}
 
         async def sink(records: Sequence[Record]) -> None:
             ours = self._ours(records)
             newest.add(ours)
             for record in ours:
-                if record.partition not in newest.partitions:
+                if record.partition not in reduced:
                     others.setdefault(record.partition, []).append(record)
 
         ahead = {} if self._standby is None else self._standby.pop(belongs)
