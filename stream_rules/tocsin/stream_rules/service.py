@@ -35,6 +35,7 @@ from tocsin.stream_rules.engine.configured_rules import RuleSpec, custom_entries
 from tocsin.stream_rules.engine.episodes import Reported
 from tocsin.stream_rules.engine.fairness import Fairness
 from tocsin.stream_rules.engine.partitions import PartitionEngine, UnusableRecord
+from tocsin.stream_rules.engine.published_views import PublishedViews
 from tocsin.stream_rules.engine.rule_times import RuleTimes
 from tocsin.stream_rules.engine.run import RUN_KEY, Earlier, RunEngine
 from tocsin.stream_rules.engine.run_accounts import RunAccounts
@@ -52,9 +53,6 @@ SURE_S: Final = 2.0
 
 AT_ONCE: Final = 20
 """How many of the runs that nothing is heard of are taken up in one round: a tenth of a second."""
-
-VIEW_KEEP_MS: Final = 30 * 86_400_000
-"""How long the view of a run stays after its last change, by append time: as long as issues do."""
 
 
 class RulesService(Service):
@@ -112,9 +110,7 @@ class RulesService(Service):
         self._waiting: deque[tuple[int, str, int]] = deque()
         self._at_once = AT_ONCE
         self._nudge: Callable[[], None] = _nobody
-        # Partition -> key -> append time of the newest view, whoever wrote it; oldest first.
-        self._views: dict[int, dict[bytes, int]] = {}
-        self._views_ms = 0
+        self._views: Final = PublishedViews(topics.runs)
         self._accounts: Final = RunAccounts(self._metrics)
         self._fairness: Final = fairness or Fairness()
 
@@ -158,7 +154,7 @@ class RulesService(Service):
     def restore(self, partition: int, records: Sequence[Record]) -> None:
         for record in records:
             if record.partition.topic == self._topics.runs:
-                self._apply_view(record)
+                self._views.apply(record)
             elif record.partition.topic == self._topics.telemetry:
                 self.engine.references.read(record)
             else:
@@ -196,8 +192,7 @@ class RulesService(Service):
         self._waiting = deque(one for one in self._waiting if one[0] not in gone)
         self._stale = [one for one in self._stale if one[0] not in gone]
         self._saved.release(partitions)
-        for number in partitions:
-            self._views.pop(number, None)
+        self._views.release(partitions)
 
     def _adopt_run(self, partition: int, run_id: str, next_offset: int) -> None:
         outlived = self._saved.outlived(partition, run_id)
@@ -266,7 +261,7 @@ class RulesService(Service):
         for record in records:
             # A state comes before the records that go on from it, whatever the order of reading.
             if record.partition.topic == self._topics.runs:
-                self._apply_view(record)
+                self._views.apply(record)
             elif record.partition.topic == self._topics.telemetry:
                 telemetry.append(record)
             elif not self.engine.has(record.partition.number, record.key.partition(b"/")[0]):
@@ -400,7 +395,7 @@ class RulesService(Service):
             self._metrics.add(names.ROWS, rows, kind=kind)
         for tier, summaries in by_tier.items():
             self._metrics.add(names.SHED, summaries, tier=str(tier))
-        return [*written, *self._old_views()]
+        return [*written, *self._views.drop_outdated()]
 
     # -- records ---------------------------------------------------------------------------
 
@@ -434,25 +429,6 @@ class RulesService(Service):
         if run.state.looked_ms is not None:
             control = Partition(self._topics.control, issue_partition(run_id))
             gone.append(Outgoing(control, detail_request_key(run_id).encode(), None))
-        return gone
-
-    def _apply_view(self, record: Record) -> None:
-        views = self._views.setdefault(record.partition.number, {})
-        views.pop(record.key, None)
-        if record.value is not None:
-            views[record.key] = record.append_ms
-            self._views_ms = max(self._views_ms, record.append_ms)
-
-    def _old_views(self) -> list[Outgoing]:
-        """Tombstones for the views that nobody has renewed for `VIEW_KEEP_MS`."""
-        gone: list[Outgoing] = []
-        for number, views in self._views.items():
-            while views:
-                key, append_ms = next(iter(views.items()))
-                if append_ms > self._views_ms - VIEW_KEEP_MS:
-                    break
-                del views[key]
-                gone.append(Outgoing(Partition(self._topics.runs, number), key, None))
         return gone
 
     def _view(

@@ -17,8 +17,9 @@ from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.schemas.records.stops.commands import StopExited
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
+from tocsin.stream_rules.engine.published_views import VIEW_KEEP_MS
 from tocsin.stream_rules.engine.run import KEEP_MS
-from tocsin.stream_rules.service import AT_ONCE, VIEW_KEEP_MS, RulesService, build_rules_service
+from tocsin.stream_rules.service import AT_ONCE, RulesService, build_rules_service
 from tocsin.stream_rules.testing import RunBuilder
 
 TOPICS = Topics()
