@@ -29,11 +29,13 @@ from tocsin.stream_rules.service import RulesService, build_rules_service
 from tocsin.stream_rules.testing import RunBuilder
 
 INTERVAL_S = 10
-COLLECTIONS = ("gradients", "weights", "updates")
 STEPS = 10
 TENSORS = 2_000
 RUN_RANKS = 64
 LIVE_TENSORS = 200
+SCALARS = {"lr.0": 1e-3, "gradient_norm": 1.0, "gradient_nonfinite": 0, "step_time_s": 1.0}
+"""Of each step, beside its loss."""
+
 INTERVALS = 4
 TOPICS = Topics()
 ALL = frozenset(range(TELEMETRY_PARTITIONS))
@@ -66,25 +68,22 @@ def interval(
         losses = [2.0 - 0.001 * step for step in steps]
         if rank == bad:
             losses[-1] = math.nan
-        columns = {"lr.0": 1e-3, "gradient_norm": 1.0, "gradient_nonfinite": 0, "step_time_s": 1.0}
-        run.steps(steps, rank=rank, loss=losses, columns=columns)
+        run.steps(steps, rank=rank, loss=losses, columns=SCALARS)
         run.heartbeat(rank=rank, last_step=steps[-1])
-    for collection in COLLECTIONS:
-        run.now_ms = began_ms
-        more = {"update_l2": 0.001} if collection == "updates" else {"l1": 50.0}
-        run.tensors(
-            steps[0],
-            collection,
-            TENSOR_NAMES[:tensors],
-            columns={"l2": 1.0 + 0.01 * number, **more},
-        )
+    run.now_ms = began_ms
+    add_summaries(run, steps[0], 1.0 + 0.01 * number, tensors)
     run.now_ms = began_ms + 1_000 * INTERVAL_S
     return run.records[at:]
 
 
-TENSOR_NAMES = [
-    f"model.layers.{i // 8}.attention.projection_{i % 8}.weight" for i in range(TENSORS)
-]
+_NAMES = [f"model.layers.{i // 8}.attention.projection_{i % 8}.weight" for i in range(TENSORS)]
+
+
+def add_summaries(run: RunBuilder, step: int, norm: float, tensors: int = TENSORS) -> None:
+    """Those of the first rank at one step, each tensor with that norm."""
+    for collection in ("gradients", "weights", "updates"):
+        more = {"update_l2": 0.001} if collection == "updates" else {"l1": 50.0}
+        run.tensors(step, collection, _NAMES[:tensors], columns={"l2": norm, **more})
 
 
 def batches(records: Sequence[Record], size: int = 500) -> Iterator[Sequence[Record]]:

@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
-from fleet import COLLECTIONS, INTERVAL_S, RUN_RANKS, TENSOR_NAMES
+from fleet import INTERVAL_S, RUN_RANKS, SCALARS, add_summaries
 from streaming import place_on, read_topic
 from take_over import bus_of, init, publish
 
@@ -105,13 +105,11 @@ def add_second(run: RunBuilder, second: int, now_ms: int) -> None:
     """A step of each rank; each ten seconds heartbeats, and the first rank's summaries."""
     for rank in range(RUN_RANKS):
         run.now_ms = now_ms
-        columns = {"lr.0": 1e-3, "gradient_norm": 1.0, "gradient_nonfinite": 0, "step_time_s": 1.0}
-        run.steps([second], rank=rank, loss=2.0 - 0.001 * second, columns=columns)
+        run.steps([second], rank=rank, loss=2.0 - 0.001 * second, columns=SCALARS)
         if second % INTERVAL_S == 0:
             run.heartbeat(rank=rank, last_step=second)
-    for collection in COLLECTIONS if second % INTERVAL_S == 0 else ():
-        more = {"update_l2": 0.001} if collection == "updates" else {"l1": 50.0}
-        run.tensors(second, collection, TENSOR_NAMES, columns={"l2": 1.0 + 0.01 * second, **more})
+    if second % INTERVAL_S == 0:
+        add_summaries(run, second, 1.0 + 0.01 * second)
 
 
 def add_fault(run: RunBuilder, kind: int, *, step: int) -> str:
