@@ -27,6 +27,7 @@ from pathlib import Path
 from tocsin.bus.port import EARLIEST, Bus, BusUnavailable, From, Outgoing, Partition, Record
 from tocsin.bus.urls import open_bus
 from tocsin.runtime import metrics as names
+from tocsin.runtime.heap import rare_collections
 from tocsin.runtime.prometheus_metrics import PrometheusMetrics
 from tocsin.runtime.service import Tick
 from tocsin.runtime.standby import Standby
@@ -173,10 +174,11 @@ async def take_over(bus: Bus, topics: Topics, runs: int, *, standby: bool, group
         await _until(lambda: _has_read(ahead, ends))
     standby_cpu_s = time.process_time() - began_cpu_s
     kept = ahead._kept.size_bytes if ahead is not None else 0
-    task = asyncio.create_task(worker.run())
-    await _until(lambda: not math.isnan(service.found_s) or task.done())
-    worker.stop()
-    await task
+    with rare_collections():
+        task = asyncio.create_task(worker.run())
+        await _until(lambda: not math.isnan(service.found_s) or task.done())
+        worker.stop()
+        await task
     return TakeOver(
         standby,
         runs,

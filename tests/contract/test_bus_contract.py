@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -257,6 +258,32 @@ async def test_a_listener_may_seek_before_anything_is_read(world: World, bus: Bu
     notes.when_assigned = skip
     records = await collect(consumer, 2)
     assert sorted((r.partition.number, r.offset) for r in records) == [(0, 3), (1, 3)]
+
+
+async def test_other_tasks_go_on_while_all_is_read(world: World, bus: Bus) -> None:
+    """A worker that restores reads for seconds on the loop that sends its group's heartbeats."""
+    spec = world.spec()
+    await bus.init([spec])
+    place = Partition(spec.name, 0)
+    await (await bus.producer()).publish([record(place) for _ in range(2_000)])
+    reader = await bus.reader({place: EARLIEST})
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    task = asyncio.create_task(others())
+    without_a_turn = 0
+    while await reader.position(place) < 2_000:
+        before = turns
+        await reader.poll(timeout_s=SOON_S, max_records=10)
+        without_a_turn += turns == before
+    task.cancel()
+
+    assert without_a_turn == 0
 
 
 async def test_position_end_and_lag(world: World, bus: Bus) -> None:

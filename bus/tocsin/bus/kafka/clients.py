@@ -316,6 +316,9 @@ class KafkaReader:
             batches = await self._client.getmany(
                 timeout_ms=max(0, int(timeout_s * 1_000)), max_records=max_records
             )
+        # aiokafka does not suspend while it has records, and has megabytes of each partition: whoever
+        # reads them all would keep the loop for seconds, and members of groups on it would be expelled.
+        await asyncio.sleep(0)
         return flattened(batches)
 
     async def seek(self, partition: Partition, start: From) -> None:
@@ -390,15 +393,18 @@ class KafkaReader:
 
 def flattened(batches: Mapping[TopicPartition, Sequence[ConsumerRecord]]) -> Sequence[Record]:
     """aiokafka's records as the port's."""
-    return tuple(
-        Record(
-            Partition(record.topic, record.partition),
-            record.offset,
-            record.timestamp,
-            record.key or b"",
-            record.value,
-            tuple((name, value or b"") for name, value in record.headers),
-        )
-        for records in batches.values()
-        for record in records
-    )
+    found: list[Record] = []
+    for place, records in batches.items():
+        partition = Partition(place.topic, place.partition)
+        found += [
+            Record(
+                partition,
+                record.offset,
+                record.timestamp,
+                record.key or b"",
+                record.value,
+                tuple([(name, value or b"") for name, value in record.headers]),
+            )
+            for record in records
+        ]
+    return tuple(found)
