@@ -316,8 +316,8 @@ class KafkaReader:
             batches = await self._client.getmany(
                 timeout_ms=max(0, int(timeout_s * 1_000)), max_records=max_records
             )
-        # aiokafka does not suspend while it has records, and has megabytes of each partition: whoever
-        # reads them all would keep the loop for seconds, and members of groups on it would be expelled.
+        # aiokafka does not suspend while it has records, and it has megabytes of each partition:
+        # whoever reads them all would keep the loop for seconds, without the heartbeats of groups.
         await asyncio.sleep(0)
         return flattened(batches)
 
