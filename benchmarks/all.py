@@ -76,7 +76,7 @@ def kafka(url: str | None) -> Iterator[str]:
         yield url
         return
     sys.path.insert(0, str(HERE.parent / "tests"))
-    from support.kafka_broker import running_cluster
+    from support.servers.kafka_broker import running_cluster
 
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tocsin-bench-"))

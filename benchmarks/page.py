@@ -36,8 +36,8 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from support.chromium import Browser, chromium
-from support.issue_records import TOPICS, incarnation, issue, issue_record, view, view_record
+from support.records.issues import TOPICS, incarnation, issue, issue_record, view, view_record
+from support.servers.chromium import Browser, chromium
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing, Partition, Producer
 from tocsin.runtime.worker import Worker, WorkerSettings

@@ -242,7 +242,7 @@ def bus_of(arguments: argparse.Namespace, folder: Path) -> Iterator[str]:
     """The URL of the bus, which is there inside of the block."""
     if arguments.brokers:
         sys.path.insert(0, str(HERE.parent / "tests"))
-        from support.kafka_broker import running_cluster
+        from support.servers.kafka_broker import running_cluster
 
         with running_cluster(folder, arguments.brokers) as brokers:
             yield "kafka://" + ",".join(broker.server for broker in brokers)

@@ -93,7 +93,7 @@ def bus_of(url: str | None, brokers: int, folder: Path) -> Iterator[str]:
     """The URL of the bus, which is there inside of the block."""
     if brokers:
         sys.path.insert(0, str(HERE.parent / "tests"))
-        from support.kafka_broker import running_cluster
+        from support.servers.kafka_broker import running_cluster
 
         with running_cluster(folder, brokers) as started:
             yield "kafka://" + ",".join(broker.server for broker in started)

@@ -15,9 +15,9 @@ import pytest
 import yaml
 from hypothesis import settings
 
-from support import cpu_times, failed_tests, workers
-from support.children import STARTUP, python_path
-from support.kafka_broker import LASTING_MS, Broker, skip_or_fail, unavailable
+from support.plugins import cpu_times, failed_tests, workers
+from support.processes.children import STARTUP, python_path
+from support.servers.kafka_broker import LASTING_MS, Broker, skip_or_fail, unavailable
 
 # An example of a property may be the first that uses a model, or run on a busy machine.
 settings.register_profile("tocsin", deadline=None)

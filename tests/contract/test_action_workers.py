@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from support.buses import World
-from support.fault_server import fault_server
-from support.forking import Forked
-from support.issue_records import issue, issue_record
+from support.processes.forking import Forked
+from support.records.issues import issue, issue_record
+from support.servers.fault_server import fault_server
 from support.waiting import until
 from tocsin.actions.ledger.retry import RetryPolicy
 from tocsin.actions.service import build_actions_service
@@ -119,7 +119,7 @@ async def test_workers_share_and_one_takes_over_from_one_that_is_killed(
         url = server.url("/cycle/204,503,204")
         words = (world.url, url, str(tmp_path / "keys"), "-", "60")
         child = Forked(
-            [sys.executable, "-m", "support.actions_process", *words],
+            [sys.executable, "-m", "support.processes.actions", *words],
             env={**os.environ, "PYTHONPATH": str(TESTS), "TOCSIN_PREFIX": topics.prefix},
         )
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from support.buses import World
-from support.made_runs import made_run, of_team
+from support.records.made_runs import made_run, of_team
 from tocsin.bus.port import Bus, Outgoing
 from tocsin.console.api.answers import list_issues, list_refused_configurations, list_runs
 from tocsin.console.api.bus_source import BusSource

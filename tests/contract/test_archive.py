@@ -7,11 +7,11 @@ import contextlib
 from collections import Counter
 from pathlib import Path
 
-from support.archive_process import archive_all
-from support.bus_records import Died, die
 from support.buses import World
-from support.made_runs import made_run, of_team
-from support.stored_rows import Rows, expected_rows, stored_rows
+from support.processes.archive import archive_all
+from support.records.made_runs import made_run, of_team
+from support.records.on_bus import Died, die
+from support.records.stored_rows import Rows, expected_rows, stored_rows
 from tocsin.runtime.testing import CrashPoints
 from tocsin.schemas.topics import Topics
 from tocsin.store import open_run, open_store

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from support.action_worker import ledger, working
+from support.actions.action_worker import ledger, working
+from support.actions.farm import FARM_JOB, Farm
 from support.buses import World
 from support.configured_buses import context_on
-from support.farm import FARM_JOB, Farm
-from support.issue_records import issue, issue_record, view, view_record
+from support.records.issues import issue, issue_record, view, view_record
 from tocsin.bus.port import Bus, Outgoing, Partition
 from tocsin.console.context import CommandContext
 from tocsin.schemas.configuration.policy import PolicyEntry

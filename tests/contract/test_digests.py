@@ -12,8 +12,8 @@ from pathlib import Path
 
 from support.buses import World
 from support.configured_buses import context_on
-from support.issue_records import issue, issue_record, view, view_record
-from support.receiver import Receiver, http_receiver
+from support.records.issues import issue, issue_record, view, view_record
+from support.servers.receiver import Receiver, http_receiver
 from support.waiting import until
 from tocsin.actions.digests.intervals import ALL_RUNS, DueDigest
 from tocsin.actions.service import build_actions_service

@@ -8,8 +8,8 @@ import pytest
 
 from support.buses import World
 from support.configured_buses import context_on
-from support.feedback import publish_issue
-from support.issue_records import issue
+from support.records.feedback import publish_issue
+from support.records.issues import issue
 from tocsin.console.context import CommandContext
 from tocsin.console.feedback.send import Answer, give_feedback
 from tocsin.console.views.bus_view import read_view

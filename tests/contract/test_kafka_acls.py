@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from support.archive_process import QUICK
-from support.bus_records import read_all, send, work
-from support.certificates import Authority, authority
-from support.issue_records import issue, issue_record, view, view_record
-from support.kafka_broker import LASTING_MS, Broker, skip_or_fail, unavailable
-from support.stops import StopSigner, outgoing
+from support.processes.archive import QUICK
+from support.records.issues import issue, issue_record, view, view_record
+from support.records.on_bus import read_all, send, work
+from support.records.stops import StopSigner, outgoing
+from support.servers.certificates import Authority, authority
+from support.servers.kafka_broker import LASTING_MS, Broker, skip_or_fail, unavailable
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.kafka.bus import KafkaBus
 from tocsin.bus.kafka.permissions import Role, permissions

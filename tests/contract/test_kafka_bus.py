@@ -15,8 +15,8 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import UnknownTopicOrPartitionError
 
 from support.buses import Notes, World, assigned, collect, partitions, record, until
-from support.fold_service import FoldService
-from support.kafka_broker import Broker, skip_or_fail, unavailable
+from support.rules.fold_service import FoldService
+from support.servers.kafka_broker import Broker, skip_or_fail, unavailable
 from support.waiting import SOON_S
 from tocsin.bus.kafka import topic_admin
 from tocsin.bus.kafka.bus import KafkaBus

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from support.bus_records import data_of
 from support.buses import World
 from support.configured_buses import context_on
-from support.issue_records import NOW_MS, issue, issue_record, view, view_record
+from support.records.issues import NOW_MS, issue, issue_record, view, view_record
+from support.records.on_bus import data_of
 from tocsin.bus.port import Outgoing
 from tocsin.console.__main__ import app
 from tocsin.console.context import CommandContext

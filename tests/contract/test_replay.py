@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from support.buses import World, next_millisecond
 from support.configured_buses import context_on
-from support.feedback import publish_issue
+from support.records.feedback import publish_issue
 from tocsin.console.__main__ import app
 from tocsin.console.context import CommandContext
 from tocsin.console.views.bus_view import read_view

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from support.buses import World
 from support.configured_buses import context_on
-from support.made_runs import made_run, of_team
+from support.records.made_runs import made_run, of_team
 from tocsin.bus.port import Bus
 from tocsin.console.__main__ import app
 

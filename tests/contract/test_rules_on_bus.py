@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from support.bus_records import data_of, read_all, send, work
 from support.buses import World, next_millisecond, until
-from support.children import python_path
 from support.configured_buses import context_on
-from support.custom import FILE
+from support.processes.children import python_path
+from support.records.on_bus import data_of, read_all, send, work
+from support.rules.custom import FILE
 from tocsin.bus.port import Bus, Partition, Record
 from tocsin.console.__main__ import app
 from tocsin.console.context import CommandContext
@@ -99,7 +99,12 @@ async def test_a_rule_that_never_returns_is_off_for_its_run_in_the_worker_that_c
         await publish(context, bus, run_of("gpt-1", jump=float("nan")))
 
         def start() -> subprocess.Popen[bytes]:
-            command = [sys.executable, "-m", "support.hanging_rule", str(tmp_path / "tocsin.yaml")]
+            command = [
+                sys.executable,
+                "-m",
+                "support.rules.hanging_rule",
+                str(tmp_path / "tocsin.yaml"),
+            ]
             with log.open("a") as out:
                 return subprocess.Popen(command, env=environ, stderr=out)
 
@@ -128,7 +133,7 @@ async def test_a_rule_that_never_returns_is_off_for_its_run_in_the_worker_that_c
     assert set(ended) == {FAILED}
     assert found["rule_failed"].subject.name == "loss_spike"
     assert "did not return" in found["rule_failed"].reason
-    assert "support/hanging_rule.py" in log.read_text(), "it says where the rule was"
+    assert "support/rules/hanging_rule.py" in log.read_text(), "it says where the rule was"
 
 
 async def test_rules_start_cold_on_a_log_that_begins_anew(world: World, tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from support.action_worker import ledger, working
+from support.actions.action_worker import ledger, working
 from support.buses import World
 from support.configured_buses import context_on
-from support.issue_records import issue, issue_record
+from support.records.issues import issue, issue_record
 from support.waiting import until
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.console.context import CommandContext

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from support.action_worker import ledger, working
+from support.actions.action_worker import ledger, working
 from support.buses import World
 from support.configured_buses import context_on
-from support.issue_records import issue, issue_record
+from support.records.issues import issue, issue_record
 from tocsin.bus.port import Bus, Outgoing, Partition
 from tocsin.console.context import CommandContext
 from tocsin.console.stop.approve import StopReply, answer_stop, answered_line

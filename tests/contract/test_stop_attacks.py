@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from support.buses import World
-from support.stops import StopSigner, outgoing
+from support.records.stops import StopSigner, outgoing
 from support.waiting import until
 from tocsin.bus.port import Bus
 from tocsin.emitter.stop import datagrams

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from support.bus_records import read_all
 from support.buses import World, until
 from support.configured_buses import context_on
-from support.fold_service import FoldService, expected_outputs
+from support.records.on_bus import read_all
+from support.rules.fold_service import FoldService, expected_outputs
 from support.waiting import until as soon
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import LATEST, Bus, From, Outgoing, Partition

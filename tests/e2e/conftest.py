@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support.receiver import Receiver, http_receiver
-from support.site import Site, embedded_site_in, end, kafka_site_in
+from support.processes.site import Site, embedded_site_in, end, kafka_site_in
+from support.servers.receiver import Receiver, http_receiver
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +40,7 @@ def kafka_site(
 
 @pytest.fixture
 def site(request: pytest.FixtureRequest) -> Site:
-    """One of the two: tests say which with the marks of `support.site`."""
+    """One of the two: tests say which with the marks of `support.processes.site`."""
     found = request.getfixturevalue(f"{request.param}_site")
     assert isinstance(found, Site)
     return found

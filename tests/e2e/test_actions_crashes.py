@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from support.actions_process import KILL_AFTER_CPU_S, STOP_MODE
-from support.fault_server import fault_server
-from support.forking import AlwaysForked
-from support.issue_records import TOPICS, issue, issue_record, view, view_record
+from support.processes.actions import KILL_AFTER_CPU_S, STOP_MODE
+from support.processes.forking import AlwaysForked
+from support.records.issues import TOPICS, issue, issue_record, view, view_record
+from support.servers.fault_server import fault_server
 from tocsin.actions.receivers.notify_option import parse_addresses
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Partition, Record
@@ -59,7 +59,9 @@ async def process(
     if kill_after_cpu_s is not None:
         environment[KILL_AFTER_CPU_S] = str(kill_after_cpu_s)
     words = (f"embedded:{bus}", urls, str(keys), "run-1", str(deadline_s))
-    child = AlwaysForked([sys.executable, "-m", "support.actions_process", *words], env=environment)
+    child = AlwaysForked(
+        [sys.executable, "-m", "support.processes.actions", *words], env=environment
+    )
     return await asyncio.to_thread(child.wait, 150)
 
 

@@ -30,9 +30,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from support.alertmanager import CONFIG_FILE, needs_alertmanager, running_alertmanager
-from support.fault_server import FaultServer, fault_server
-from support.issue_records import incarnation
+from support.records.issues import incarnation
+from support.servers.alertmanager import CONFIG_FILE, needs_alertmanager, running_alertmanager
+from support.servers.fault_server import FaultServer, fault_server
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.simulation import Simulation
 from tocsin.schemas.configuration.file import Config, SectionRegistry, check_config

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from support.forking import Forked
-from support.made_runs import made_run
+from support.processes.forking import Forked
+from support.records.made_runs import made_run
 from support.waiting import wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.console.__main__ import app

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from support.forking import Forked
-from support.made_runs import made_run
-from support.stored_rows import Rows, expected_rows, stored_rows
+from support.processes.forking import Forked
+from support.records.made_runs import made_run
+from support.records.stored_rows import Rows, expected_rows, stored_rows
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.runtime.testing import CRASH_AT
 from tocsin.runtime.testing import CRASH_POINTS as WORKER_POINTS
@@ -41,7 +41,7 @@ async def process(path: Path, store: Path, family: str, crash_at: str | None = N
     if crash_at is not None:
         environment[CRASH_AT] = crash_at
     words = (f"embedded:{path}", str(store), family)
-    child = Forked([sys.executable, "-m", "support.archive_process", *words], env=environment)
+    child = Forked([sys.executable, "-m", "support.processes.archive", *words], env=environment)
     return await asyncio.to_thread(child.wait, 60)
 
 

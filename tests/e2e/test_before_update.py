@@ -7,10 +7,10 @@ import json
 import sys
 from pathlib import Path
 
-from support.launches import start
-from support.site import SCRIPTS, Site
-from support.stops import StopSigner, outgoing
-from support.telemetry import said, wait_for
+from support.processes.launches import start
+from support.processes.site import SCRIPTS, Site
+from support.records.stops import StopSigner, outgoing
+from support.records.telemetry import said, wait_for
 from support.waiting import wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.schemas.records.runs import CaptureDegraded, RunStarted
@@ -21,7 +21,7 @@ def test_ranks_leave_before_an_update_together_or_not_at_all(tmp_path: Path) -> 
     signer = StopSigner()
     job = start(
         tmp_path,
-        *(sys.executable, "-m", "support.guarded_ranks", str(tmp_path)),
+        *(sys.executable, "-m", "support.ranks.guarded", str(tmp_path)),
         signer=signer,
         before_update="yes",
     )

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from support.captured import HOOK, run_with_hook, said
-from support.children import python_path
+from support.processes.children import python_path
+from support.trainings.captured import HOOK, run_with_hook, said
 from tocsin.schemas.records.runs import RunEnded, RunStarted
 
 LOOP = """

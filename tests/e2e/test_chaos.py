@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from support.bus_records import read_all
-from support.chaos_process import RUNS
-from support.fold_service import EVERY, MODULUS
-from support.forking import AlwaysForked
+from support.processes.fold_member import RUNS
+from support.processes.forking import AlwaysForked
+from support.records.on_bus import read_all
+from support.rules.fold_service import EVERY, MODULUS
 from support.waiting import until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import BusUnavailable, Outgoing, Partition
@@ -92,7 +92,7 @@ def process(
     environment.pop(CRASH_AT, None)
     if crash_at is not None:
         environment[CRASH_AT] = crash_at
-    words = [sys.executable, "-m", "support.chaos_process", str(path), mutation, end]
+    words = [sys.executable, "-m", "support.processes.fold_member", str(path), mutation, end]
     return AlwaysForked(words, env=environment)
 
 

@@ -27,9 +27,9 @@ from support.chaos import disturbances
 from support.chaos.disturbances import DISTURBANCES, Where, chosen
 from support.chaos.model import Model, wrong_findings
 from support.chaos.stage import Stage
-from support.fault_server import fault_server
-from support.kafka_broker import Broker, running_quorum, skip_or_fail, unavailable
-from support.tcp_proxy import TcpProxy
+from support.servers.fault_server import fault_server
+from support.servers.kafka_broker import Broker, running_quorum, skip_or_fail, unavailable
+from support.servers.tcp_proxy import TcpProxy
 from tocsin.bus.kafka.bus import KafkaBus
 from tocsin.schemas.topics import Topics
 

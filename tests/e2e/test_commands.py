@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from support.site import Site, on_both_buses
+from support.processes.site import Site, on_both_buses
 
 
 @on_both_buses

@@ -7,7 +7,7 @@ import sys
 
 import jsonschema
 
-from support.site import SCRIPTS, Site
+from support.processes.site import SCRIPTS, Site
 from tocsin.schemas.configuration.document import load
 
 BAD = """\

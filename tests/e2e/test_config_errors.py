@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 
-from support.site import SCRIPTS, Site
+from support.processes.site import SCRIPTS, Site
 
 FIVE_MISTAKES = """\
 version: 1

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.bus_records import read_all, send
-from support.custom import FILE
-from support.receiver import Receiver
-from support.site import Site, embedded_site_in, end
+from support.processes.site import Site, embedded_site_in, end
+from support.records.on_bus import read_all, send
+from support.rules.custom import FILE
+from support.servers.receiver import Receiver
 from support.waiting import wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Record

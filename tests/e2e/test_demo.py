@@ -13,7 +13,7 @@ from typing import Final
 import psutil
 import pytest
 
-from support.site import Site, on_both_buses
+from support.processes.site import Site, on_both_buses
 
 TOLD: Final = ("webhook arrives", "mail arrives")
 MOMENTS: Final[Mapping[str, Sequence[str]]] = {

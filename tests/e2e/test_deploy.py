@@ -23,9 +23,9 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from support.forking import Forked
-from support.kafka_broker import free_ports
-from support.site import Site, end
+from support.processes.forking import Forked
+from support.processes.site import Site, end
+from support.servers.kafka_broker import free_ports
 from support.waiting import wait_until
 from tocsin.console.__main__ import app
 from tocsin.console.context import section_registry

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from support.chart import CHART, EVERYTHING, RELEASE, manifests, template, tool
+from support.servers.chart import CHART, EVERYTHING, RELEASE, manifests, template, tool
 from tocsin.console.__main__ import app
 from tocsin.runtime.metrics import METRICS
 from tocsin.schemas.configuration.file import check_config

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from support import command_lines
-from support.site import Site
+from support.docs import command_lines
+from support.processes.site import Site
 from tocsin.console.context import section_registry
 from tocsin.schemas.configuration.file import check_config
 

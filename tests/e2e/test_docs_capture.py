@@ -10,8 +10,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from support.site import Site
-from support.telemetry import frames, said
+from support.processes.site import Site
+from support.records.telemetry import frames, said
 from tocsin.schemas.records.runs import RunStarted
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.made_runs import made_run
+from support.records.made_runs import made_run
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.schemas.topics import Topics
 from tocsin.store import open_store

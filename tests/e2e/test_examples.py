@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from support.site import Finished, Site
-from support.slurm import slurm_cluster, unavailable
+from support.processes.site import Finished, Site
+from support.servers.slurm import slurm_cluster, unavailable
+from support.trainings.watched import records
 from support.waiting import wait_until
-from support.watched_training import records
 from tocsin.console.context import section_registry
 from tocsin.schemas.configuration.file import check_config
 from tocsin.schemas.records import wire

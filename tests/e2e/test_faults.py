@@ -12,8 +12,7 @@ import pytest
 from cloudevents.core.formats.json import JSONFormat
 from standardwebhooks import Webhook
 
-from support.receiver import Receiver
-from support.site import (
+from support.processes.site import (
     GPT,
     HOOK_SECRET,
     RESNET,
@@ -21,6 +20,7 @@ from support.site import (
     on_both_buses,
     on_kafka,
 )
+from support.servers.receiver import Receiver
 from support.waiting import wait_until
 
 K = 25

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from support.site import SCRIPTS, Site
+from support.processes.site import SCRIPTS, Site
 
 _MOUNTED = 'mount -t tmpfs -o size=48m none "$1" && cd "$1" && shift && exec "$@"'
 _OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from support.receiver import Receiver
-from support.site import SCRIPTS, Site, embedded_site_in, family_of
+from support.processes.site import SCRIPTS, Site, embedded_site_in, family_of
+from support.servers.receiver import Receiver
 from support.waiting import wait_until
 from tocsin.schemas.records.goodput import PARTS
 

@@ -14,8 +14,8 @@ from subprocess import PIPE
 
 import pytest
 
-from support.forking import Forked
-from support.receiver import Receiver, http_receiver
+from support.processes.forking import Forked
+from support.servers.receiver import Receiver, http_receiver
 from support.waiting import wait_until
 from tocsin.console.services.heartbeat import sender_name
 

@@ -9,7 +9,7 @@ import sys
 import psutil
 import pytest
 
-from support.site import SCRIPTS, Site
+from support.processes.site import SCRIPTS, Site
 from support.waiting import wait_until
 
 PYTHON = sys.executable

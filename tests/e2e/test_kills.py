@@ -15,9 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from support.captured import said
-from support.receiver import Receiver
-from support.site import (
+from support.processes.site import (
     SCRIPTS,
     Finished,
     Running,
@@ -28,6 +26,8 @@ from support.site import (
     helpers_of,
     kafka_site_in,
 )
+from support.servers.receiver import Receiver
+from support.trainings.captured import said
 from support.waiting import wait_until
 from tocsin.bus.port import Partition
 from tocsin.schemas.ids import incarnation_id, issue_id

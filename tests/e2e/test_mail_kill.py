@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from support.forking import Forked
-from support.issue_records import TOPICS, issue, issue_record
-from support.site import SCRIPTS, Site, helpers_of
-from support.smtp_server import Mailbox, hold_port, smtp_server, smtp_thread
+from support.processes.forking import Forked
+from support.processes.site import SCRIPTS, Site, helpers_of
+from support.records.issues import TOPICS, issue, issue_record
+from support.servers.smtp_server import Mailbox, hold_port, smtp_server, smtp_thread
 from support.waiting import wait_until
 from tocsin.actions.receivers.notify_option import parse_addresses
 from tocsin.bus.embedded.bus import EmbeddedBus
@@ -103,7 +103,7 @@ async def worker(bus: Path, mailbox: Mailbox, keys: Path, crash_at: str | None =
     if crash_at is not None:
         environ[CRASH_AT] = crash_at
     command = (f"embedded:{bus}", "mailto:me@example.com", str(keys), "run-1", "30")
-    child = Forked([sys.executable, "-m", "support.actions_process", *command], env=environ)
+    child = Forked([sys.executable, "-m", "support.processes.actions", *command], env=environ)
     return await asyncio.to_thread(child.wait, 60)
 
 

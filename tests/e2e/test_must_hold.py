@@ -20,9 +20,9 @@ from pathlib import Path
 
 import pytest
 
-from support.launches import TESTS
-from support.receiver import Receiver
-from support.site import GPT, SCRIPTS, Finished, Site, embedded_site_in
+from support.processes.launches import TESTS
+from support.processes.site import GPT, SCRIPTS, Finished, Site, embedded_site_in
+from support.servers.receiver import Receiver
 from tocsin.schemas.records.stops.commands import StopLeft
 
 pytestmark = pytest.mark.timeout(600)
@@ -166,7 +166,8 @@ def test_a_learning_rate_that_is_ten_thousand_times_too_high_is_stopped(kafka_si
 def test_under_torchrun_the_bad_rank_is_named_and_no_rank_is_restarted(kafka_site: Site) -> None:
     finished = kafka_site.run(
         PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        "--max-restarts", "2", str(TESTS / "support" / "ranks.py"), "--nan-at", str(K),
+        "--max-restarts", "2",
+        str(TESTS / "support" / "ranks" / "until_stopped.py"), "--nan-at", str(K),
         run_id="bad-rank", timeout_s=WAIT_S,
     )  # fmt: skip
     issue = finished.stopped_by("nonfinite")

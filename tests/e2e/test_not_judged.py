@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from support.forking import Forked
-from support.receiver import Receiver, http_receiver
-from support.site import SCRIPTS, embedded_site_in, end, kafka_site_in
+from support.processes.forking import Forked
+from support.processes.site import SCRIPTS, embedded_site_in, end, kafka_site_in
+from support.servers.receiver import Receiver, http_receiver
 from support.waiting import wait_until
 
 PYTHON = sys.executable

@@ -21,14 +21,14 @@ from pathlib import Path
 
 import pytest
 
-from support import forking
-from support.bus_records import data_of
-from support.chromium import SIZES, THEMES, Browser, chromium
-from support.forking import Forked
-from support.hostile_runs import HOSTILE, delivery_record, hostile_records
-from support.issue_records import TOPICS, delivery, issue, issue_record, view, view_record
-from support.pages import served_by_process, served_here
-from support.site import SCRIPTS, end
+from support.processes import forking
+from support.processes.forking import Forked
+from support.processes.pages import served_by_process, served_here
+from support.processes.site import SCRIPTS, end
+from support.records.hostile_runs import HOSTILE, delivery_record, hostile_records
+from support.records.issues import TOPICS, delivery, issue, issue_record, view, view_record
+from support.records.on_bus import data_of
+from support.servers.chromium import SIZES, THEMES, Browser, chromium
 from support.waiting import HANGS_S, wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing

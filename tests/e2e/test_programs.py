@@ -19,8 +19,8 @@ from mcp.client.stdio import stdio_client
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from support.receiver import Receiver
-from support.site import SCRIPTS, Finished, Site, embedded_site_in
+from support.processes.site import SCRIPTS, Finished, Site, embedded_site_in
+from support.servers.receiver import Receiver
 from tocsin.console.api.bus_source import BusSource, source_of
 from tocsin.console.api.openapi import openapi
 from tocsin.console.api.operations import OPERATIONS, ROOT

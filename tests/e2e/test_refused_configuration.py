@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from support.receiver import Receiver
-from support.site import embedded_site_in
+from support.processes.site import embedded_site_in
+from support.servers.receiver import Receiver
 from support.waiting import wait_until
 from tocsin.bus.port import UnknownTopic
 from tocsin.bus.urls import open_bus

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from support.archive_process import archive_all
-from support.receiver import Receiver
-from support.site import SCRIPTS, Finished, Site, embedded_site_in
+from support.processes.archive import archive_all
+from support.processes.site import SCRIPTS, Finished, Site, embedded_site_in
+from support.servers.receiver import Receiver
 from tocsin.bus.urls import open_bus
 from tocsin.console.report.document import ReportDocument
 from tocsin.store import open_store

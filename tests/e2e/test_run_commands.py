@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.receiver import Receiver
-from support.site import (
+from support.processes.site import (
     KAFKA,
     LATER_EMBEDDED,
     SCRIPTS,
@@ -22,6 +21,7 @@ from support.site import (
     kafka_site_in,
     on_embedded,
 )
+from support.servers.receiver import Receiver
 from support.waiting import wait_until
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.bus.urls import open_bus

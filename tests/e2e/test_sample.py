@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from support.issue_records import view_record
+from support.records.issues import view_record
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition
 from tocsin.emitter.node.registry import NODE_FOLDER

@@ -14,7 +14,8 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
-from support.slurm import (
+from support.actions.target_jobs import target_job
+from support.servers.slurm import (
     API,
     Slurm,
     processes_of,
@@ -22,7 +23,6 @@ from support.slurm import (
     slurm_rest,
     unavailable,
 )
-from support.target_jobs import target_job
 from support.waiting import wait_until
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.targets.kind import Target, TargetContext, TargetJob

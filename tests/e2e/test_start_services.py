@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from support.captured import said
-from support.stops import StopSigner, outgoing
+from support.records.stops import StopSigner, outgoing
+from support.trainings.captured import said
 from support.waiting import wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import BusError

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from support.launches import Launched, start
-from support.stops import StopSigner, outgoing
-from support.telemetry import said, wait_for
+from support.processes.launches import Launched, start
+from support.records.stops import StopSigner, outgoing
+from support.records.telemetry import said, wait_for
 from support.waiting import HANGS_S, wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.schemas.records.runs import RunStarted
@@ -33,7 +33,7 @@ def train(
     """So many ranks, stopped so many times."""
     return start(
         folder,
-        *(sys.executable, "-m", "support.stopped_ranks", str(folder), str(ranks), str(rounds)),
+        *(sys.executable, "-m", "support.ranks.stopped", str(folder), str(ranks), str(rounds)),
         *arguments,
         signer=signer,
     )

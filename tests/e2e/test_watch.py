@@ -13,9 +13,9 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from support.issue_records import issue, issue_record, view, view_record
-from support.receiver import Receiver
-from support.site import GPT, Site, embedded_site_in, kafka_site_in
+from support.processes.site import GPT, Site, embedded_site_in, kafka_site_in
+from support.records.issues import issue, issue_record, view, view_record
+from support.servers.receiver import Receiver
 from tocsin.bus.port import Outgoing
 from tocsin.bus.urls import open_bus
 from tocsin.schemas.topics import Topics

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from support.fold_service import expected_outputs, fold
-from support.forking import Forked
+from support.processes.forking import Forked
+from support.rules.fold_service import expected_outputs, fold
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
 from tocsin.runtime.testing import CRASH_AT, CRASH_POINTS
@@ -30,7 +30,7 @@ async def process(path: Path, *, guard: bool = True, crash_at: str | None = None
     if crash_at is not None:
         environment[CRASH_AT] = crash_at
     words = (str(path), "guard" if guard else "none")
-    child = Forked([sys.executable, "-m", "support.fold_process", *words], env=environment)
+    child = Forked([sys.executable, "-m", "support.processes.fold", *words], env=environment)
     return await asyncio.to_thread(child.wait, 60)
 
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from support.fold_service import FoldService, expected_outputs
+from support.rules.fold_service import FoldService, expected_outputs
 from support.waiting import until
 from tocsin.bus.port import EARLIEST, Bus, Outgoing, Partition, Record
 from tocsin.bus.urls import open_bus

@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.bus_records import data_of, send
 from support.buses import World
 from support.configured_buses import context_on
+from support.records.on_bus import data_of, send
 from support.waiting import wait_until
 from tocsin.bus.port import Partition
 from tocsin.schemas.process.own_python import python_command

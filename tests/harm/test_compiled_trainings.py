@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.captured import captured
+from support.trainings.captured import captured
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.captured import HOOK, environment, said
+from support.trainings.captured import HOOK, environment, said
 from tocsin.schemas.records.runs import RunEnded
 
 TRAINING = """

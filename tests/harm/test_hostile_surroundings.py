@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 import torch
 
-from support.captured import captured, said
-from support.small_trainings import TRAININGS, Result, plain
+from support.trainings.captured import captured, said
+from support.trainings.small import TRAININGS, Result, plain
 from tocsin.bus.embedded import tables
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.embedded.spool import SpoolWriter

@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.captured import Said, captured, said
 from support.injector import Injector, choose
-from support.small_trainings import TRAININGS, Result
+from support.trainings.captured import Said, captured, said
+from support.trainings.small import TRAININGS, Result
 from support.waiting import wait_until
 from tocsin.emitter.training.context import current
 from tocsin.schemas.records.runs import CaptureDegraded, RunEnded

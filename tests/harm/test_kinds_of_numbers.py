@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from support.captured import captured, said
+from support.trainings.captured import captured, said
 from tocsin.schemas.records.collections import KINDS
 
 STEPS = 7

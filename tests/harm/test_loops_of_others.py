@@ -24,8 +24,8 @@ import pytest
 import torch
 from torch import nn
 
-from support.captured import HOOK, Said, captured, environment, said
-from support.watched_training import records
+from support.trainings.captured import HOOK, Said, captured, environment, said
+from support.trainings.watched import records
 from tocsin.emitter.hooks import torch_patches
 from tocsin.emitter.model.optimizers import ALONE_PATIENCE, PRIMARY_PATIENCE
 from tocsin.emitter.run import Run

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.captured import run_with_hook
+from support.trainings.captured import run_with_hook
 
 BY_VALUE = """
 import sys

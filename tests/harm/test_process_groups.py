@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 def test_a_scripts_own_groups_are_as_they_would_be_without_us(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "support.side_groups", str(tmp_path)],
+        [sys.executable, "-m", "support.ranks.side_groups", str(tmp_path)],
         cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,

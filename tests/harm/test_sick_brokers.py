@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from support.captured import said
-from support.kafka_broker import Broker, free_ports, skip_or_fail, unavailable
+from support.servers.kafka_broker import Broker, free_ports, skip_or_fail, unavailable
+from support.trainings.captured import said
 from support.waiting import wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus, EmbeddedProducer
 from tocsin.bus.kafka.security import KafkaSecurity

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.captured import captured
+from support.trainings.captured import captured
 from tocsin.emitter.process.isolation import Isolation
 from tocsin.emitter.stop import exit_points
 from tocsin.emitter.stop.leave_report import ExitPoint

@@ -18,10 +18,10 @@ import pytest
 import torch
 from torch import nn
 
-from support.captured import Said, captured, said
-from support.matrix import Trained, needed, same
-from support.stops import StopSigner
-from support.watched_training import records
+from support.records.stops import StopSigner
+from support.trainings.captured import Said, captured, said
+from support.trainings.matrix import Trained, needed, same
+from support.trainings.watched import records
 from tocsin.emitter import api
 from tocsin.emitter.checkpoints.health import health
 from tocsin.emitter.checkpoints.pins import pin

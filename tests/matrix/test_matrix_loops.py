@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from support.matrix import Row, Trained, watch
+from support.trainings.matrix import Row, Trained, watch
 from tocsin.emitter.probes.local_gradients import LocalGradients
 
 STEPS = 6

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from support.captured import run_with_hook, said
-from support.matrix_compile import STEPS
+from support.trainings.captured import run_with_hook, said
+from support.trainings.compiled import STEPS
 from tocsin.schemas.records.runs import RunEnded, RunStarted
 
 TESTS = Path(__file__).parents[1]
@@ -23,7 +23,7 @@ def compiled(folder: Path, cases: tuple[str, ...]) -> dict[str, Any]:
     paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH", "")])]
     kept = {k: v for k, v in os.environ.items() if not k.startswith("TOCSIN_")}
     done = subprocess.run(
-        [sys.executable, "-m", "support.matrix_compile", str(folder), *cases],
+        [sys.executable, "-m", "support.trainings.compiled", str(folder), *cases],
         env={**kept, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

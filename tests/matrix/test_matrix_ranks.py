@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from support.captured import HOOK, Said, environment, said
-from support.matrix_ranks import EVERY_STEP, STEPS
-from support.watched_training import records
+from support.ranks.matrix import EVERY_STEP, STEPS
+from support.trainings.captured import HOOK, Said, environment, said
+from support.trainings.watched import records
 from tocsin.schemas.records.runs import CaptureDegraded, RunEnded, RunStarted
 from tocsin.stream_rules.testing import issues_of
 
@@ -32,7 +32,7 @@ class Launch:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("TOCSIN_")}
         paths = [str(HOOK), str(TESTS), *filter(None, [kept.pop("PYTHONPATH", "")])]
         self.done = subprocess.run(
-            [sys.executable, str(TESTS / "support" / "matrix_ranks.py"), str(folder)],
+            [sys.executable, str(TESTS / "support" / "ranks" / "matrix.py"), str(folder)],
             env={
                 **kept,
                 **environment(folder, TOCSIN_CAPTURE=EVERY_STEP, OMP_NUM_THREADS="1"),

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support import chart
 from support.kubernetes import derived
 from support.kubernetes.cluster import Cluster
 from support.kubernetes.descriptions import misfits
 from support.kubernetes.trainings import NAMESPACE, ROOT, Peers, shown, target_job
+from support.servers import chart
 from support.waiting import SOON_S, until
 from tocsin.actions.targets.kind import JobSeen, StopAsked
 from tocsin.actions.targets.kubernetes.api import Answer, KubernetesApi

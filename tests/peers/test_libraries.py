@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from support import libraries
-from support.receiver import Receiver, http_receiver
-from support.site import Finished, embedded_site_in
+from support.processes.site import Finished, embedded_site_in
+from support.servers import libraries
+from support.servers.receiver import Receiver, http_receiver
 
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(900)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.exported_run import HOSTILE, fill_bus
-from support.real_mlflow import real_mlflow
+from support.servers.real_mlflow import real_mlflow
 from tocsin.store import Run, open_run
 from tocsin.store.export.mlflow import MlflowRefused, MlflowServer, export_mlflow
 

@@ -11,8 +11,8 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
-from support.real_ray import TOKEN, RealRay, real_ray
-from support.target_jobs import target_job
+from support.actions.target_jobs import target_job
+from support.servers.real_ray import TOKEN, RealRay, real_ray
 from support.waiting import wait_until
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.targets.kind import JobSeen, StopAsked, TargetContext, TargetJob

@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.slurm import Slurm, slurm_cluster, unavailable
-from support.telemetry import said
+from support.records.telemetry import said
+from support.servers.slurm import Slurm, slurm_cluster, unavailable
 from support.waiting import HANGS_S, wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.console.views.bus_view import read_view

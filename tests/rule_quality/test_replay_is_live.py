@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fixtures.runs.recorded import recorded
-from support.archive_process import archive_all
-from support.bus_records import data_of, read_all, send
+from support.processes.archive import archive_all
+from support.records.on_bus import data_of, read_all, send
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Record
 from tocsin.runtime.worker import Worker, WorkerSettings

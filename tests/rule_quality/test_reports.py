@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from fixtures.runs.recorded import recorded
-from support.bus_records import send
+from support.records.on_bus import send
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.console.compare.comparison import compare

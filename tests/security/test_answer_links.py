@@ -12,9 +12,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from support.issue_records import TOPICS, delivery, issue, issue_record, record
-from support.signed_records import signed_record
-from support.virtual_actions import VirtualActions
+from support.actions.virtual_actions import VirtualActions
+from support.records.issues import TOPICS, delivery, issue, issue_record, record
+from support.records.signed import signed_record
 from tocsin.actions.delivery.answer_links import LASTS, AnswerLinks
 from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.ledger.retry import Outcome

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from support.mutation import bent
+from support.records.mutation import bent
 from tocsin.console.context import section_registry
 from tocsin.schemas.configuration.file import check_config
 

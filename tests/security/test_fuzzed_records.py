@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.golden_records import golden_names, golden_records
-from support.mutation import bent
+from support.records.golden import golden_names, golden_records
+from support.records.mutation import bent
 from tocsin.bus.port import Record
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.records.wire import SEQ

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.fault_server import fault_server
-from support.issue_records import NOW_MS, TOPICS, issue, issue_record
+from support.records.issues import NOW_MS, TOPICS, issue, issue_record
+from support.servers.fault_server import fault_server
 from tocsin.actions.ledger.ledger import Ledger
 from tocsin.actions.ledger.retry import (
     LONGEST_RETRY_AFTER_MS,

@@ -23,8 +23,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from support.launches import start
-from support.stops import StopSigner, event_of, outgoing
+from support.processes.launches import start
+from support.records.stops import StopSigner, event_of, outgoing
 from support.waiting import until, wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Bus, Outgoing, Partition, Record

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from support.editable_chats import BOT, editable_chats
-from support.fault_server import fault_server
-from support.issue_records import TOPICS, issue, issue_record
+from support.records.issues import TOPICS, issue, issue_record
+from support.servers.editable_chats import BOT, editable_chats
+from support.servers.fault_server import fault_server
 from tocsin.actions.ledger.retry import RetryPolicy
 from tocsin.actions.receivers.chat import kind as chat_kind
 from tocsin.actions.receivers.chat.editable import Telegram

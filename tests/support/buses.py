@@ -34,7 +34,7 @@ from tocsin.bus.port import (
 from tocsin.bus.urls import open_bus
 from tocsin.schemas.topics import Cleanup, TopicSpec
 
-CHILD = Path(__file__).with_name("bus_child.py")
+CHILD = Path(__file__).parent / "processes" / "bus_child.py"
 DEADLINE_S = 60.0
 _numbers = itertools.count()
 

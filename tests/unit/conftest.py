@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.s3 import KEYS, s3_server
+from support.servers.s3 import KEYS, s3_server
 
 
 @pytest.fixture(scope="session")

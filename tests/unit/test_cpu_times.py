@@ -1,13 +1,13 @@
-"""The guard of the unit tests' processor time: `support/cpu_times.py`."""
+"""The guard of the unit tests' processor time: `support/plugins/cpu_times.py`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from support.inner_pytest import outcomes
+from support.plugins.inner_pytest import outcomes
 
 CONFTEST = """
-from support import cpu_times
+from support.plugins import cpu_times
 cpu_times.UNIT_S = 0.05
 
 def pytest_configure(config):

@@ -1,13 +1,13 @@
-"""What a test that fails leaves to the next one: `support/failed_tests.py`."""
+"""What a test that fails leaves to the next one: `support/plugins/failed_tests.py`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from support.inner_pytest import outcomes
+from support.plugins.inner_pytest import outcomes
 
 CONFTEST = """
-from support import failed_tests
+from support.plugins import failed_tests
 
 def pytest_configure(config):
     config.pluginmanager.register(failed_tests)
@@ -15,7 +15,7 @@ def pytest_configure(config):
 
 CASES = """
 import pathlib, subprocess, sys, threading
-from support.forking import Forked
+from support.processes.forking import Forked
 
 SLEEPS = "import time; time.sleep(2)"
 STARTS = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEPS!r}])"

@@ -18,7 +18,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
 from support.chaos.stage import Role, Stage
-from support.kafka_broker import DELETED_MS, Broker
+from support.servers.kafka_broker import DELETED_MS, Broker
 from support.waiting import until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing, Partition

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from support.chaos.model import FATAL
-from support.poison_records import poisons
+from support.records.poison_records import poisons
 from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.schemas.ids import incarnation_id, new_id
 from tocsin.schemas.records.events import Data, Event

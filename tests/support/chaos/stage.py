@@ -23,10 +23,10 @@ from typing import Final, Literal
 from support.chaos.emitter_process import number
 from support.chaos.model import Model, Seen, differences, partitions
 from support.chaos.plain_runs import PlainRuns
-from support.fault_server import FaultServer
-from support.forking import AlwaysForked
-from support.kafka_broker import Broker
-from support.tcp_proxy import TcpProxy
+from support.processes.forking import AlwaysForked
+from support.servers.fault_server import FaultServer
+from support.servers.kafka_broker import Broker
+from support.servers.tcp_proxy import TcpProxy
 from tocsin.actions.receivers.notify_option import parse_addresses
 from tocsin.bus.port import (
     EARLIEST,
@@ -136,7 +136,7 @@ class Stage:
             words += [self.mutation, name or "-"]
         elif role == "actions":
             urls, keys = self.receiver.url(ANSWERS), str(self.folder / "keys")
-            words = ["support.actions_process", self.url, urls, keys, "-", "600"]
+            words = ["support.processes.actions", self.url, urls, keys, "-", "600"]
         else:
             self._emitters += 1
             member_run = run or f"emitted-{self._emitters}"

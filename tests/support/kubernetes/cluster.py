@@ -20,8 +20,8 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from support.kafka_broker import free_ports
 from support.kubernetes.build import CRDS, Programs
+from support.servers.kafka_broker import free_ports
 from support.waiting import SOON_S, wait_until
 
 Object = dict[str, Any]

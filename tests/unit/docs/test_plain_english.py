@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.plain_english import PATTERNS, found_in
+from support.docs.plain_english import PATTERNS, found_in
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = sorted(ROOT.glob("*/tocsin/**/*.py"))

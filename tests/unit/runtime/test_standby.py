@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.fold_service import FoldService
+from support.rules.fold_service import FoldService
 from support.waiting import until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, BusUnavailable, From, Outgoing, Partition, Record

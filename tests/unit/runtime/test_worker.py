@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from support.bus_records import read_all
-from support.fold_service import FoldService, expected_outputs
+from support.records.on_bus import read_all
+from support.rules.fold_service import FoldService, expected_outputs
 from support.waiting import SOON_S, until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.embedded.reader import EmbeddedConsumer, EmbeddedReader

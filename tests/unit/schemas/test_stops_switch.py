@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.signed_records import signed_record, switch_record
+from support.records.signed import signed_record, switch_record
 from tocsin.schemas.errors import MalformedRecord, SignatureError
 from tocsin.schemas.records.stops.control import SWITCH_KEY, StopAnswered
 from tocsin.schemas.signing import SigningKey, TrustedKeys

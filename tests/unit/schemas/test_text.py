@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.issue_records import issue
+from support.records.issues import issue
 from tocsin.schemas.records.issues import Fact, Subject
 from tocsin.schemas.text import (
     fact_text,

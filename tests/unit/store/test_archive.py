@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.archive_process import QUICK, archive_all
-from support.made_runs import MadeRun, made_run
-from support.stored_rows import Rows, expected_rows, stored_rows
+from support.processes.archive import QUICK, archive_all
+from support.records.made_runs import MadeRun, made_run
+from support.records.stored_rows import Rows, expected_rows, stored_rows
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Partition, Record
 from tocsin.runtime.service import StartOver, Tick

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from support.made_runs import LAYERS, made_run
+from support.records.made_runs import LAYERS, made_run
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.schemas.records.runs_view import RunsView
 from tocsin.schemas.topics import Topics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.made_runs import made_run
+from support.records.made_runs import made_run
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.topics import Topics

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.made_runs import LAYERS, made_run
+from support.records.made_runs import LAYERS, made_run
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.schemas.records.runs import PhaseMark
 from tocsin.schemas.topics import Topics

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.archive_process import archive_all
-from support.bus_records import read_all, send
-from support.made_runs import made_run
+from support.processes.archive import archive_all
+from support.records.made_runs import made_run
+from support.records.on_bus import read_all, send
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Record
 from tocsin.schemas.records.events import Event

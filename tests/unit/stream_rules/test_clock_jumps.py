@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from support.bus_records import data_of, send
+from support.records.on_bus import data_of, send
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas import monotonic_clock

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from support.bus_records import data_of, read_all, send, work
-from support.poison_records import poisons
+from support.records.on_bus import data_of, read_all, send, work
+from support.records.poison_records import poisons
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing
 from tocsin.runtime.dead_letters import DeadLetterLimits, TooManyDeadLetters

@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 import numpy as np
 import pytest
 
-from support.golden_records import APPEND_MS, RUN, golden_names, golden_records
+from support.records.golden import APPEND_MS, RUN, golden_names, golden_records
 from tocsin.bus.port import Record
 from tocsin.runtime.service import Tick
 from tocsin.schemas.records.frames import RecordOrigin, StepFrame

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.bus_records import data_of, send, work
+from support.records.on_bus import data_of, send, work
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Record
 from tocsin.runtime.service import Tick

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.bus_records import data_of, die, send, work
+from support.records.on_bus import data_of, die, send, work
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.runtime.testing import CRASH_POINTS, CrashPoints
 from tocsin.runtime.worker import Worker, WorkerSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from support.issue_records import NOW_MS, issue
+from support.records.issues import NOW_MS, issue
 from tocsin.actions.config import decisions_of, routing_of
 from tocsin.actions.decision.consequences import Noticed
 from tocsin.actions.decision.decide import NOT_RESOLVED, START_NOT_SENT, Decisions, Known

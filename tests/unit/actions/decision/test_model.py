@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.issue_records import NOW_MS, incarnation
+from support.records.issues import NOW_MS, incarnation
 from tocsin.actions.decision.consequences import Noticed
 from tocsin.actions.decision.decide import START_NOT_SENT, Decisions, Known
 from tocsin.actions.decision.inhibitions import OpenIssue

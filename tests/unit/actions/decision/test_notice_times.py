@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.issue_records import issue
+from support.records.issues import issue
 from tocsin.actions.decision.notice_times import NoticeTimes, group_of
 from tocsin.console.context import section_registry
 from tocsin.schemas.configuration.file import Config, check_config

@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from support.issue_records import NOW_MS, issue
+from support.records.issues import NOW_MS, issue
 from tocsin.actions.decision.consequences import Noticed, folded
 from tocsin.actions.decision.inhibitions import OpenIssue, inhibited
 from tocsin.actions.decision.issue_labels import issue_labels

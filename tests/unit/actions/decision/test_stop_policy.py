@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.issue_records import view
+from support.records.issues import view
 from tocsin.actions.decision.stop_policy import Permit, StopPolicy
 from tocsin.schemas.configuration.policy import PolicyEntry
 from tocsin.schemas.records.runs import SchedulerJob

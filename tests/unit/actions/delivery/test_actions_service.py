@@ -15,10 +15,7 @@ import pytest
 from pydantic import SecretStr
 from standardwebhooks.webhooks import Webhook
 
-from support.certificates import authority
-from support.editable_chats import BOT, editable_chats
-from support.fault_server import FaultServer, fault_server
-from support.issue_records import (
+from support.records.issues import (
     NOW_MS,
     TOPICS,
     feedback,
@@ -28,7 +25,10 @@ from support.issue_records import (
     view,
     view_record,
 )
-from support.smtp_server import smtp_server
+from support.servers.certificates import authority
+from support.servers.editable_chats import BOT, editable_chats
+from support.servers.fault_server import FaultServer, fault_server
+from support.servers.smtp_server import smtp_server
 from support.waiting import SOON_S, until
 from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.order import SUPERSEDED

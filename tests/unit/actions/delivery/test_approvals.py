@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from support.issue_records import issue
-from support.signed_records import answer_record
+from support.records.issues import issue
+from support.records.signed import answer_record
 from tocsin.actions.decision.planned import STOP, Planned
 from tocsin.actions.delivery.approvals import Approvals, answered, pending_approval, timed_out
 from tocsin.actions.delivery.records import new_delivery

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from support.issue_records import issue
-from support.notices import notice
-from support.virtual_actions import VirtualActions
+from support.actions.notices import notice
+from support.actions.virtual_actions import VirtualActions
+from support.records.issues import issue
 from tocsin.actions.delivery.circuit import GONE, CircuitPolicy
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue, ReceiverQueues
 from tocsin.actions.ledger.retry import Decision, Outcome

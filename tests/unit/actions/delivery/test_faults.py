@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import pytest
 
-from support.faults import FAULTS, Fault
-from support.issue_records import issue
-from support.virtual_actions import VirtualActions
+from support.actions.faults import FAULTS, Fault
+from support.actions.virtual_actions import VirtualActions
+from support.records.issues import issue
 from tocsin.actions.ledger.retry import Outcome
 
 GIVE_UP_MS = 600_000

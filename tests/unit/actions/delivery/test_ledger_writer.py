@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.issue_records import NOW_MS, TOPICS, delivery, issue
+from support.records.issues import NOW_MS, TOPICS, delivery, issue
 from tocsin.actions.delivery.failures import FailureReports
 from tocsin.actions.delivery.ledger_writer import LedgerWriter
 from tocsin.actions.delivery.records import delivery_record

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from support.issue_records import TOPICS, feedback, issue, issue_record, view
-from support.virtual_notices import START_MS, VirtualNotices
+from support.actions.virtual_notices import START_MS, VirtualNotices
+from support.records.issues import TOPICS, feedback, issue, issue_record, view
 from tocsin.actions.decision.notice_times import NoticeTimes
 from tocsin.actions.decision.silences import Silence
 from tocsin.actions.ledger.retry import Outcome

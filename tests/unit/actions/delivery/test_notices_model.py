@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from support.issue_records import TOPICS, feedback, issue
-from support.virtual_notices import START_MS, VirtualNotices
+from support.actions.virtual_notices import START_MS, VirtualNotices
+from support.records.issues import TOPICS, feedback, issue
 from tocsin.actions.decision.notice_times import NoticeTimes
 from tocsin.console.feedback.send import feedback_record
 from tocsin.schemas.records.feedback import FeedbackAcknowledged

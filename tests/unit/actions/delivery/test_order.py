@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.issue_records import delivery, issue
+from support.records.issues import delivery, issue
 from tocsin.actions.delivery.order import superseded, waits
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import IssueState

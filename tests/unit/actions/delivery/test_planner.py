@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from support.issue_records import NOW_MS, issue, view
-from support.virtual_actions import VirtualActions
+from support.actions.virtual_actions import VirtualActions
+from support.records.issues import NOW_MS, issue, view
 from tocsin.actions.decision.decide import START_NOT_SENT
 from tocsin.actions.decision.inhibitions import WAIT_MS
 from tocsin.actions.decision.open_issues import OpenIssues

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from support.issue_records import issue
+from support.records.issues import issue
 from tocsin.actions.config import decisions_of, places, receiver_problems, routing_of
 from tocsin.actions.decision.consequences import Noticed
 from tocsin.actions.decision.planned import Planned

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from support.issue_records import NOW_MS
-from support.signed_records import signed_record
+from support.records.issues import NOW_MS
+from support.records.signed import signed_record
 from tocsin.actions.delivery.silence_records import SilenceRecords
 from tocsin.bus.port import Record
 from tocsin.schemas.records.silences import SilenceSet

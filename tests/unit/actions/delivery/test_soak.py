@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 
-from support.issue_records import TOPICS, issue
-from support.virtual_actions import VirtualActions
+from support.actions.virtual_actions import VirtualActions
+from support.records.issues import TOPICS, issue
 from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.ledger import final_entries
 from tocsin.actions.ledger.retry import Outcome

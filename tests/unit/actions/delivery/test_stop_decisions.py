@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 from pydantic import JsonValue
 
-from support.issue_records import NOW_MS, TOPICS, delivery, incarnation, issue, view
+from support.records.issues import NOW_MS, TOPICS, delivery, incarnation, issue, view
 from tocsin.actions.delivery import stop as stops
 from tocsin.schemas.configuration.sections import StopOptions
 from tocsin.schemas.errors import MalformedRecord, SignatureError

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from support.issue_records import incarnation, issue, view, view_record
-from support.signed_records import answer_record, switch_record
-from support.virtual_actions import VirtualActions
+from support.actions.virtual_actions import VirtualActions
+from support.records.issues import incarnation, issue, view, view_record
+from support.records.signed import answer_record, switch_record
 from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.delivery.stop_decisions import NEEDS_NOBODY
 from tocsin.actions.ledger.retry import Outcome

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.issue_records import NOW_MS, issue, view, view_record
-from support.virtual_notices import VirtualNotices
+from support.actions.virtual_notices import VirtualNotices
+from support.records.issues import NOW_MS, issue, view, view_record
 from tocsin.actions.decision.notice_times import NoticeTimes
 from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.message import message_for

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from support.issue_records import NOW_MS, TOPICS, delivery, issue, runs_view, view
+from support.records.issues import NOW_MS, TOPICS, delivery, issue, runs_view, view
 from tocsin.actions.decision.decide import Decisions
 from tocsin.actions.decision.routing import Routing
 from tocsin.actions.decision.time_windows import TimeWindows

@@ -14,10 +14,10 @@ import aiohttp
 import pytest
 from pydantic import SecretStr
 
-from support.alertmanager import needs_alertmanager, running_alertmanager
-from support.fault_server import FaultServer, fault_server
-from support.issue_records import issue
-from support.notices import notice
+from support.actions.notices import notice
+from support.records.issues import issue
+from support.servers.alertmanager import needs_alertmanager, running_alertmanager
+from support.servers.fault_server import FaultServer, fault_server
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.receivers.alertmanager.kind import alerts_of
 from tocsin.actions.receivers.http import HttpPoster, JsonSender, JsonTarget

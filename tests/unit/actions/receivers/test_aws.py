@@ -20,8 +20,8 @@ from moto import mock_aws
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.sns.models import sns_backends
 
-from support.issue_records import issue
-from support.notices import attempted, notice, state
+from support.actions.notices import attempted, notice, state
+from support.records.issues import issue
 from tocsin.actions.delivery.receiver_queues import ReceiverQueue
 from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard

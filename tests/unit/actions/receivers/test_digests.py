@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from support.issue_records import NOW_MS
+from support.records.issues import NOW_MS
 from tocsin.actions.config import receiver_problems
 from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.digests.intervals import ALL_RUNS, DigestReceiver, DueDigest, digest_entry

@@ -6,8 +6,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.issue_records import NOW_MS, issue
-from support.notices import notice
+from support.actions.notices import notice
+from support.records.issues import NOW_MS, issue
 from tocsin.actions.delivery.answer_links import AnswerLinks
 from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.receivers.chat.sender import body_of

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from support.fault_server import fault_server
-from support.issue_records import issue
-from support.notices import attempted, notice
+from support.actions.notices import attempted, notice
+from support.records.issues import issue
+from support.servers.fault_server import fault_server
 from tocsin.actions.delivery.receiver_queues import ReceiverQueue
 from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard

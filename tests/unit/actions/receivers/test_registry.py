@@ -13,7 +13,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from support.issue_records import TOPICS, issue, issue_record
+from support.records.issues import TOPICS, issue, issue_record
 from tocsin.actions.ledger.retry import RetryPolicy
 from tocsin.actions.receivers.registry import BUILT_IN, GROUP, ReceiverKinds
 from tocsin.actions.receivers.webhook.kind import Webhook

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from support.farm import FARM_JOB, Farm
-from support.issue_records import (
+from support.actions.farm import FARM_JOB, Farm
+from support.records.issues import (
     NOW_MS,
     TOPICS,
     incarnation,
@@ -17,7 +17,7 @@ from support.issue_records import (
     view,
     view_record,
 )
-from support.signed_records import switch_record
+from support.records.signed import switch_record
 from tocsin.actions.config import decisions_of, routing_of
 from tocsin.actions.decision.decide import Decisions
 from tocsin.actions.decision.planned import STOP

@@ -11,8 +11,8 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from support.stubbed_aws import StubbedAws
-from support.target_jobs import target_job
+from support.actions.target_jobs import target_job
+from support.servers.stubbed_aws import StubbedAws
 from support.waiting import wait_until
 from tocsin.actions.targets.aws import AwsJobs
 from tocsin.actions.targets.batch.config import BatchTarget

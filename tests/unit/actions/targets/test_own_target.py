@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.issue_records import NOW_MS, delivery, issue, runs_view
-from support.target_jobs import target_job
+from support.actions.target_jobs import target_job
+from support.records.issues import NOW_MS, delivery, issue, runs_view
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.targets.kind import JobSeen, StopAsked, TargetContext
 from tocsin.actions.targets.registry import GROUP, TargetKinds

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from support.fault_server import fault_server
-from support.ray_cluster import TOKEN, RayCluster, job_details, ray_cluster
-from support.target_jobs import STARTED_MS, target_job
+from support.actions.target_jobs import STARTED_MS, target_job
+from support.servers.fault_server import fault_server
+from support.servers.ray_cluster import TOKEN, RayCluster, job_details, ray_cluster
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.targets.kind import JobSeen, StopAsked, TargetContext, TargetJob
 from tocsin.actions.targets.ray_job.config import RayTarget

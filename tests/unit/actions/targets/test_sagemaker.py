@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from support.stubbed_aws import SECRET, StubbedAws
-from support.target_jobs import STARTED_MS, target_job
+from support.actions.target_jobs import STARTED_MS, target_job
+from support.servers.stubbed_aws import SECRET, StubbedAws
 from tocsin.actions.targets.aws import AwsJobs
 from tocsin.actions.targets.kind import JobSeen, StopAsked
 from tocsin.actions.targets.sagemaker.config import SageMakerTarget

@@ -16,9 +16,9 @@ from pydantic import SecretStr
 from standardwebhooks import Webhook as StandardWebhook
 from standardwebhooks.webhooks import WebhookVerificationError
 
-from support.certificates import authority
-from support.fault_server import FaultServer, fault_server
-from support.target_jobs import STARTED_MS, target_job
+from support.actions.target_jobs import STARTED_MS, target_job
+from support.servers.certificates import authority
+from support.servers.fault_server import FaultServer, fault_server
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.targets.kind import JobSeen, StopAsked, TargetContext
 from tocsin.actions.targets.webhook.config import WebhookStopTarget

@@ -11,9 +11,9 @@ import jsonschema
 import pytest
 from mcp import Client, types
 
-from support.api_source import MadeSource
-from support.issue_records import NOW_MS, delivery, feedback, issue
-from support.issue_records import view as view_of_run
+from support.records.api_source import MadeSource
+from support.records.issues import NOW_MS, delivery, feedback, issue
+from support.records.issues import view as view_of_run
 from tocsin.bus.port import MissingBus
 from tocsin.console.agents.marking import LONGEST, fenced, marked, shown
 from tocsin.console.agents.server import OUTPUT, server_of

@@ -11,9 +11,9 @@ from openapi_spec_validator import validate
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from support.api_source import MadeSource
-from support.issue_records import NOW_MS, delivery, feedback, incarnation, issue
-from support.issue_records import view as view_of_run
+from support.records.api_source import MadeSource
+from support.records.issues import NOW_MS, delivery, feedback, incarnation, issue
+from support.records.issues import view as view_of_run
 from tocsin.bus.port import BusUnavailable
 from tocsin.console.api.openapi import openapi, parameters_of
 from tocsin.console.api.operations import OPERATIONS, PATH_PARAMETERS, ROOT

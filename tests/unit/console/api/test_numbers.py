@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from support.issue_records import NOW_MS
-from support.made_runs import LAYERS, made_run
+from support.records.issues import NOW_MS
+from support.records.made_runs import LAYERS, made_run
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import MissingBus
 from tocsin.console.api.bus_source import BusSource, view_of

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from support.command_lines import program
-from support.plain_english import found_in
+from support.docs.command_lines import program
+from support.docs.plain_english import found_in
 from tocsin.console.__main__ import app
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from support.numbered_runs import START_MS, MadeRun, issue_of, view_of
-from support.plain_english import found_in
+from support.docs.plain_english import found_in
+from support.records.numbered_runs import START_MS, MadeRun, issue_of, view_of
 from tocsin.console.compare.comparison import Undecided, compare
 from tocsin.console.compare.differences import Difference
 from tocsin.console.compare.document import ComparisonDocument, to_json

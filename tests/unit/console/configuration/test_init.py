@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from pydantic import BaseModel
 
-from support.config_examples import EXAMPLE, uncomment
+from support.docs.config_examples import EXAMPLE, uncomment
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.targets.registry import TargetKinds
 from tocsin.console.configuration.editor_schema import editor_schema

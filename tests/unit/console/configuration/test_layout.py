@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from support.config_examples import uncomment
+from support.docs.config_examples import uncomment
 from tocsin.console.__main__ import app
 from tocsin.console.configuration.init import config_text, first_text
 from tocsin.console.configuration.layout import formatted

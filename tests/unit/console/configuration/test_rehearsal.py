@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from support.issue_records import NOW_MS, issue, runs_view, view
+from support.records.issues import NOW_MS, issue, runs_view, view
 from tocsin.actions.receivers.build import Receivers
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.receivers.webhook.kind import Webhook

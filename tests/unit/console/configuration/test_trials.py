@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from support.issue_records import NOW_MS, issue
+from support.records.issues import NOW_MS, issue
 from tocsin.actions.receivers.build import Receivers
 from tocsin.console.__main__ import app
 from tocsin.console.configuration.check import check_file

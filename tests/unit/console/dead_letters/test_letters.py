@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from support.issue_records import NOW_MS, TOPICS
+from support.records.issues import NOW_MS, TOPICS
 from tocsin.actions.delivery.records import failed_letter
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing, Partition, Record

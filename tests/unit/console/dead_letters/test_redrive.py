@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.issue_records import NOW_MS, delivery, issue
+from support.records.issues import NOW_MS, delivery, issue
 from tocsin.actions.ledger.final_entries import KEEP_FINAL_MS
 from tocsin.actions.ledger.ledger import Ledger
 from tocsin.console.dead_letters.letters import redriven

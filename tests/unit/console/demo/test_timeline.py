@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from support.issue_records import incarnation, issue
+from support.records.issues import incarnation, issue
 from tocsin.console.demo.timeline import TimelineEntry, timeline
 from tocsin.console.demo.webhook_receiver import Received
 from tocsin.schemas.records.events import Data, Event

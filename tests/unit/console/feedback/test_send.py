@@ -8,8 +8,8 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from support.feedback import publish_issue
-from support.issue_records import issue
+from support.records.feedback import publish_issue
+from support.records.issues import issue
 from tocsin.console.__main__ import app
 from tocsin.console.context import read_context
 from tocsin.schemas.records.feedback import FeedbackFalseAlarm

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from support.archive_process import archive_all
-from support.bus_records import data_of, send, work
+from support.processes.archive import archive_all
+from support.records.on_bus import data_of, send, work
 from tocsin.bus.port import Partition, Record
 from tocsin.console.__main__ import app
 from tocsin.console.context import read_context

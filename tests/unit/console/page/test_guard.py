@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.pages import Served, served_here
+from support.processes.pages import Served, served_here
 from tocsin.console.page.addresses import Address, may_be_asked_as, read_address, read_name
 from tocsin.console.page.assets import asset
 from tocsin.console.page.guard import POLICY, Access, refusal_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from support.issue_records import issue
+from support.records.issues import issue
 from tocsin.console.charts import Line
 from tocsin.console.page.run_charts import aligned, phases_chart
 from tocsin.console.page.tensors_page import Asked, divided, statistics_of

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from support.issue_records import NOW_MS, TOPICS, delivery, feedback, issue, view
+from support.records.issues import NOW_MS, TOPICS, delivery, feedback, issue, view
 from tocsin.console.page.overview import (
     ROWS,
     STALE_MS,

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from support.archive_process import archive_all
-from support.bus_records import data_of
-from support.issue_records import TOPICS, issue, issue_record, view, view_record
-from support.pages import Served, served_here
-from support.step_records import written_steps
+from support.processes.archive import archive_all
+from support.processes.pages import Served, served_here
+from support.records.issues import TOPICS, issue, issue_record, view, view_record
+from support.records.on_bus import data_of
+from support.records.steps import written_steps
 from support.waiting import wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing

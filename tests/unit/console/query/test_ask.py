@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.made_runs import made_run
+from support.records.made_runs import made_run
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.console.context import read_viewing_context
 from tocsin.console.query.ask import Question, ask

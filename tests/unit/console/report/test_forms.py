@@ -15,7 +15,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from support.numbered_runs import START_MS, MadeRun, issue_of, view_of
+from support.records.numbered_runs import START_MS, MadeRun, issue_of, view_of
 from tocsin.console.report.document import ReportDocument, to_json
 from tocsin.console.report.formats import ReportFormat, format_of
 from tocsin.console.report.html import to_html

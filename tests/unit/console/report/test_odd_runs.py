@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from support.numbered_runs import START_MS, MadeRun, issue_of, view_of
+from support.records.numbered_runs import START_MS, MadeRun, issue_of, view_of
 from tocsin.console.report.numbers import RunNumbers
 from tocsin.console.report.report import Report, report_of
 from tocsin.console.report.section import Section

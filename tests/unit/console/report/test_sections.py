@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from support.numbered_runs import START_MS, MadeRun, issue_of, view_of
-from support.plain_english import found_in
+from support.docs.plain_english import found_in
+from support.records.numbered_runs import START_MS, MadeRun, issue_of, view_of
 from tocsin.console.report.numbers import RunNumbers
 from tocsin.console.report.report import PERFORMANCE, report_of
 from tocsin.console.report.section import Section

@@ -6,8 +6,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-from support.bus_records import send
-from support.made_runs import MadeRun, made_run
+from support.records.made_runs import MadeRun, made_run
+from support.records.on_bus import send
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.console.services.attached_reports import FRESH_S, AttachedReports
 from tocsin.schemas.topics import Topics

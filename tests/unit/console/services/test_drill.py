@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from support.fault_server import fault_server
-from support.smtp_server import smtp_server
+from support.servers.fault_server import fault_server
+from support.servers.smtp_server import smtp_server
 from tocsin.actions.receivers.picture import Plotter
 from tocsin.console.__main__ import app
 from tocsin.console.context import CommandContext, read_context

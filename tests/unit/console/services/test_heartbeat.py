@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 from pydantic import SecretStr
 
-from support.fault_server import FaultServer, fault_server
+from support.servers.fault_server import FaultServer, fault_server
 from support.waiting import SOON_S, until
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.console.context import CommandContext, read_context

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from support.buses import until
-from support.feedback import publish_issue
-from support.receiver import Receiver, http_receiver
+from support.records.feedback import publish_issue
+from support.servers.receiver import Receiver, http_receiver
 from tocsin.bus.port import Bus
 from tocsin.console.context import CommandContext, read_context
 from tocsin.console.services.reload import ConfigurationWatch, TakeOver, reload_signal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.issue_records import NOW_MS
+from support.records.issues import NOW_MS
 from tocsin.console.silences.send import (
     SilenceRequest,
     read_request,

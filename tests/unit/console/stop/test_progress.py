@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.issue_records import NOW_MS, incarnation, record, view
+from support.records.issues import NOW_MS, incarnation, record, view
 from support.waiting import until
 from tocsin.bus.port import Bus, BusUnavailable, Outgoing, Partition
 from tocsin.bus.urls import open_bus

@@ -8,7 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
-from support.issue_records import NOW_MS, delivery, feedback, issue, runs_view, view
+from support.records.issues import NOW_MS, delivery, feedback, issue, runs_view, view
 from tocsin.console.stop.report import report_facts, report_table, stops_of_rules
 from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.deliveries import Delivery, DeliveryState, HeldBy

@@ -8,7 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
-from support.issue_records import NOW_MS, runs_view, view
+from support.records.issues import NOW_MS, runs_view, view
 from tocsin.console.views.explain import run_story_facts, run_story_lines
 from tocsin.console.views.goodput import duration_text, goodput_line
 from tocsin.console.views.status import print_status, status_json

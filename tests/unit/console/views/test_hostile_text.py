@@ -10,8 +10,8 @@ import pytest
 from pydantic import BaseModel
 from rich.console import Console, RenderableType
 
-from support import poison
-from support.issue_records import (
+from support.records import poison
+from support.records.issues import (
     NOW_MS,
     TOPICS,
     incarnation,
@@ -21,7 +21,7 @@ from support.issue_records import (
     runs_view,
     view,
 )
-from support.issue_records import view_record as run_record
+from support.records.issues import view_record as run_record
 from tocsin.bus.port import Outgoing, Record
 from tocsin.console.views.explain import run_story_lines, story_lines, story_of
 from tocsin.console.views.issues import IssueFilter, issue_table

@@ -9,7 +9,7 @@ import re
 import pytest
 from rich.console import Console
 
-from support.issue_records import (
+from support.records.issues import (
     NOW_MS,
     delivery,
     feedback,

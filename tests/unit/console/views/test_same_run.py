@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from support.issue_records import NOW_MS, TOPICS, incarnation, issue, issue_record, record, view
-from support.issue_records import view_record as run_record
+from support.records.issues import NOW_MS, TOPICS, incarnation, issue, issue_record, record, view
+from support.records.issues import view_record as run_record
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing
 from tocsin.console.context import read_context

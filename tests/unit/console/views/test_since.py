@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from support.issue_records import NOW_MS, delivery, issue, runs_view
+from support.records.issues import NOW_MS, delivery, issue, runs_view
 from tocsin.bus.port import EARLIEST, Outgoing, Partition
 from tocsin.bus.urls import open_bus
 from tocsin.console.views.bus_view import count_since

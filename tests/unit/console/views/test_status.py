@@ -7,7 +7,7 @@ import json
 
 from rich.console import Console
 
-from support.issue_records import NOW_MS, issue, runs_view
+from support.records.issues import NOW_MS, issue, runs_view
 from tocsin.bus.port import TopicState
 from tocsin.console.views.explain import story_lines, story_of
 from tocsin.console.views.issues import IssueFilter, first_seen, issue_table

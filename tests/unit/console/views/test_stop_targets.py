@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from support.issue_records import runs_view
+from support.records.issues import runs_view
 from tocsin.actions.targets.slurm.kind import Slurm
 from tocsin.console.__main__ import app
 from tocsin.console.configuration.explanation import explain, sample_issue

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from support.issue_records import TOPICS, issue, issue_record, view, view_record
-from support.step_records import written_steps
+from support.records.issues import TOPICS, issue, issue_record, view, view_record
+from support.records.steps import written_steps
 from support.waiting import until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing, UnusableBus

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from support.issue_records import (
+from support.records.issues import (
     NOW_MS,
     TOPICS,
     incarnation,
@@ -23,7 +23,7 @@ from support.issue_records import (
     view,
     view_record,
 )
-from support.step_records import steps
+from support.records.steps import steps
 from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.console.watch.frame import Frame, Situation, draw
 from tocsin.console.watch.layout import Plan, fit

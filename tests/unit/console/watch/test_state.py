@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from support.issue_records import (
+from support.records.issues import (
     NOW_MS,
     TOPICS,
     incarnation,
@@ -15,7 +15,7 @@ from support.issue_records import (
     view,
     view_record,
 )
-from support.step_records import steps
+from support.records.steps import steps
 from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.console.views.sparkline import (
     BLOCKS,

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from support.captured import Said, captured, said
+from support.trainings.captured import Said, captured, said
 from tocsin.emitter.hooks.state import Hooks
 from tocsin.emitter.run import Run
 from tocsin.schemas.errors import ConfigurationError

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 
-from support.captured import captured, said
+from support.trainings.captured import captured, said
 from tocsin.bus.embedded.spool import SpoolWriter, has_spools
 from tocsin.bus.port import BusUnavailable
 from tocsin.emitter.capture import capture

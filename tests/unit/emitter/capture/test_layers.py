@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.captured import Said, captured, said
+from support.trainings.captured import Said, captured, said
 from tocsin.emitter.hooks import torch_patches
 from tocsin.emitter.probes.activations import samples
 from tocsin.emitter.probes.weight_updates import BLOCK, BLOCKS, UpdateProbe

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.captured import captured, said
+from support.trainings.captured import captured, said
 from tocsin.schemas.records.checkpoints import CheckpointWritten
 from tocsin.schemas.records.runs import RunEnded, RunStarted
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from support.captured import captured, said
+from support.trainings.captured import captured, said
 from tocsin.emitter.plan.settings import capture_settings
 
 REAL = time.thread_time

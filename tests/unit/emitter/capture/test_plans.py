@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from support.captured import captured, said
+from support.trainings.captured import captured, said
 from tocsin.schemas.records.runs import RunStarted
 
 SECTION: Any = {

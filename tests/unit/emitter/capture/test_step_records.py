@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.captured import captured, said
+from support.trainings.captured import captured, said
 from tocsin.emitter.capture.step_records import AT_ONCE, Draft, Reporter
 from tocsin.emitter.model.optimizers import Optimizers
 from tocsin.emitter.plan.schedule import CLOSER_STEPS, EXACT_AFTER_ALARM, NORMS, CaptureSchedule

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.captured import captured, said
+from support.trainings.captured import captured, said
 from tocsin.emitter.hooks.checkpoint_reads import MAX_OF_FOLDER
 from tocsin.emitter.model.devices import devices_of
 from tocsin.emitter.run import Run

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.captured import Said, captured, said
+from support.trainings.captured import Said, captured, said
 from tocsin.emitter.probes import checkpoint_files
 from tocsin.schemas.records.checkpoints import CheckpointWritten
 from tocsin.schemas.records.runs import PhaseMark

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from support.captured import Said, captured, said
-from support.loops import Loop, adversaries, in_backward, linear, loop, unseen
+from support.trainings.captured import Said, captured, said
+from support.trainings.loops import Loop, adversaries, in_backward, linear, loop, unseen
 from tocsin.emitter.capture.capture import Capture
 from tocsin.emitter.hooks.fast_path import FastPath
 from tocsin.emitter.hooks.state import Hooks

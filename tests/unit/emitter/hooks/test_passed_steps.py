@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from support.captured import captured, said
-from support.loops import Loop, adversaries, in_backward, linear, loop, unseen
+from support.trainings.captured import captured, said
+from support.trainings.loops import Loop, adversaries, in_backward, linear, loop, unseen
 from tocsin.emitter.capture import user_values
 from tocsin.emitter.hooks import passed_steps
 from tocsin.emitter.hooks.passed_steps import PassedSteps

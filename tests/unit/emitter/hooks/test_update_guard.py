@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.captured import captured, said
-from support.stops import StopSigner
+from support.records.stops import StopSigner
+from support.trainings.captured import captured, said
 from tocsin.emitter.hooks import passed_steps, torch_patches
 from tocsin.emitter.hooks.state import Hooks
 from tocsin.emitter.hooks.update_guard import UpdateGuard, all_finite

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from support.launches import environment
+from support.processes.launches import environment
 from tocsin.emitter.launch.end_budget import LET_GO_S, MIN_PART_S, EndBudget
 
 

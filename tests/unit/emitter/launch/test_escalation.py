@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from support.stops import StopSigner
+from support.records.stops import StopSigner
 from support.waiting import until
 from tocsin.emitter.launch.escalation import Stopper
 from tocsin.emitter.launch.job import Job

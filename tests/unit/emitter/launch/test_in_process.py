@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from support.captured import said
+from support.trainings.captured import said
 from support.waiting import SOON_S, wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.emitter.launch import in_process

@@ -16,9 +16,9 @@ import pexpect
 import psutil
 import pytest
 
-from support.captured import said
-from support.launches import SCRIPTS, Launched, command_line, environment, start
-from support.stops import StopSigner, outgoing
+from support.processes.launches import SCRIPTS, Launched, command_line, environment, start
+from support.records.stops import StopSigner, outgoing
+from support.trainings.captured import said
 from support.waiting import wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.emitter.checkpoints.health import health
@@ -504,7 +504,7 @@ def test_ctrl_z_suspends_and_fg_goes_on(tmp_path: Path) -> None:
     shell.sendline("echo shell is back")
     shell.expect("shell is back\r")
     shell.sendline("fg")
-    shell.expect("support.launching")
+    shell.expect("support.processes.launching")
     shell.sendline("word")
     shell.expect("got word")
     shell.expect("no training seen")

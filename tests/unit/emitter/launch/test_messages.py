@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from support.launch_news import delivery, issue, view
+from support.records.launch_news import delivery, issue, view
 from tocsin.bus.port import Partition, Record
 from tocsin.emitter.launch import messages
 from tocsin.emitter.launch.own_run import UNANSWERED_MS, OwnRun

@@ -11,8 +11,8 @@ from typing import Literal
 
 import pytest
 
-from support.launches import start
-from support.stops import StopSigner, outgoing
+from support.processes.launches import start
+from support.records.stops import StopSigner, outgoing
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.emitter.launch.predecessor import Predecessor, stopped_before

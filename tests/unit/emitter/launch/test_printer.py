@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from support import launch_news
-from support.launch_news import delivery, view
+from support.records import launch_news
+from support.records.launch_news import delivery, view
 from tocsin.bus.urls import open_bus
 from tocsin.emitter.launch.options import LaunchOptions
 from tocsin.emitter.launch.printer import Printer

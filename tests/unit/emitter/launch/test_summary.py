@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.stops import StopSigner
+from support.records.stops import StopSigner
 from tocsin.emitter.launch.messages import end_line, overhead
 from tocsin.emitter.launch.summary import StopFigures, Summary, decide_end
 from tocsin.schemas.compute import Compute

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.captured import said
+from support.trainings.captured import said
 from support.waiting import until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Bus

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from support.captured import Said, captured, said
+from support.trainings.captured import Said, captured, said
 from tocsin.emitter.hooks.state import Hooks
 from tocsin.emitter.plan.collections import DEFAULT_PLANS, Schedule
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.captured import Said, captured, said
+from support.trainings.captured import Said, captured, said
 from tocsin.emitter.plan.settings import capture_settings
 from tocsin.emitter.probes.full_tensors import HostTensors
 from tocsin.emitter.send.tensor_files import Job, Saved, TensorFiles, size_of

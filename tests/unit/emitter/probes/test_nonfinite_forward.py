@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from support.captured import captured, said
-from support.watched_training import records
+from support.trainings.captured import captured, said
+from support.trainings.watched import records
 from tocsin.emitter.probes.nonfinite_forward import BadValue, first_bad_value
 from tocsin.stream_rules.testing import assert_fires, only
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.captured import captured, said
+from support.trainings.captured import captured, said
 from tocsin.emitter.probes.optimizer_state import OptimizerState
 from tocsin.emitter.statistics.quantiles import ROW_COLUMNS
 from tocsin.emitter.statistics.tensor_rows import Wanted

@@ -10,8 +10,8 @@ from typing import ClassVar
 import pytest
 import torch
 
-from support.captured import captured, said
-from support.loops import linear, loop
+from support.trainings.captured import captured, said
+from support.trainings.loops import linear, loop
 from tocsin.emitter.capture import probe_list
 from tocsin.emitter.model.optimizers import Optimizers, WatchedOptimizer
 from tocsin.emitter.plan.schedule import Due

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.captured import Said, said
-from support.children import python_path
-from support.launches import TESTS
-from support.watched_training import records
+from support.processes.children import python_path
+from support.processes.launches import TESTS
+from support.trainings.captured import Said, said
+from support.trainings.watched import records
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.runs import CaptureDegraded
@@ -74,7 +74,7 @@ def scenario(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     folder = tmp_path_factory.mktemp("ranks")
     kept = {k: v for k, v in os.environ.items() if not k.startswith("TOCSIN_")}
     done = subprocess.run(
-        [sys.executable, "-m", "support.rank_scenarios", str(folder)],
+        [sys.executable, "-m", "support.ranks.scenarios", str(folder)],
         env={**kept, "PYTHONPATH": python_path(TESTS), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from support import captured
-from support.stops import StopSigner
+from support.records.stops import StopSigner
+from support.trainings import captured
 from support.waiting import wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import BusUnavailable, Partition, Record

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.captured import said
+from support.trainings.captured import said
 from support.waiting import SOON_S, wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus, EmbeddedProducer
 from tocsin.bus.port import BusUnavailable, Outgoing

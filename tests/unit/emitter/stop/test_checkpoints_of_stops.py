@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.stops import StopSigner
+from support.records.stops import StopSigner
 from support.waiting import wait_until
 from tocsin.emitter.stop import datagrams, exit_points, saving
 from tocsin.emitter.stop.exception import StopTraining, take_over

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.captured import captured, said
+from support.trainings.captured import captured, said
+from support.trainings.watched import records
 from support.waiting import wait_until
-from support.watched_training import records
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing
 from tocsin.emitter.process.process_group import process_lives

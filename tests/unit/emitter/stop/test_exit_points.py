@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from support.stops import StopSigner
+from support.records.stops import StopSigner
 from support.waiting import wait_until
 from tocsin.emitter.stop import (
     datagrams,

@@ -13,7 +13,7 @@ from typing import cast
 
 import pytest
 
-from support.stops import StopSigner, outgoing
+from support.records.stops import StopSigner, outgoing
 from support.waiting import until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import BusUnavailable, Reader, Record

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from support.launches import TESTS, Launched, start
-from support.stops import StopSigner, outgoing
-from support.telemetry import said, wait_for
+from support.processes.launches import TESTS, Launched, start
+from support.records.stops import StopSigner, outgoing
+from support.records.telemetry import said, wait_for
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.schemas.records.runs import CaptureDegraded, RunStarted
 from tocsin.schemas.records.stops.commands import StopAcknowledged, StopLeft, StopRequested
 
-RANKS = str(TESTS / "support" / "ranks.py")
+RANKS = str(TESTS / "support" / "ranks" / "until_stopped.py")
 
 
 def torchrun(folder: Path, signer: StopSigner, *arguments: str) -> Launched:

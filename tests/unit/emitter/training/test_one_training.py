@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from support.captured import said
-from support.launches import environment, start
-from support.telemetry import frames
-from support.telemetry import said as events_of
+from support.processes.launches import environment, start
+from support.records.telemetry import frames
+from support.records.telemetry import said as events_of
+from support.trainings.captured import said
 from tocsin.schemas.records.runs import PhaseMark, RunStarted
 
 TRAIN = """

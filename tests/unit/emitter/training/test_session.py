@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.captured import captured, run_with_hook, said
+from support.trainings.captured import captured, run_with_hook, said
 from tocsin.emitter.send.sender import Sender
 from tocsin.emitter.stop import exit_points
 from tocsin.emitter.training.context import current

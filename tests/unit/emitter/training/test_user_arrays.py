@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from support.captured import environment, said
-from support.watched_training import records
+from support.trainings.captured import environment, said
+from support.trainings.watched import records
 from tocsin.emitter.process.isolation import Isolation
 from tocsin.emitter.run import Run
 from tocsin.emitter.statistics.arrays import CHUNK

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.issue_records import (
+from support.records.issues import (
     NOW_MS,
     TOPICS,
     incarnation,
@@ -18,7 +18,7 @@ from support.issue_records import (
     view,
     view_record,
 )
-from support.step_records import steps
+from support.records.steps import steps
 from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.records.deliveries import Delivery, DeliveryState

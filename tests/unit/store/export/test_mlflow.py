@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.issue_records import issue
+from support.records.issues import issue
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.run_view import RunView
 from tocsin.store import Run

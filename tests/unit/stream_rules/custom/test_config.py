@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.custom import FILE
+from support.rules.custom import FILE
 from tocsin.console.configuration.check import as_text, check_file
 from tocsin.console.context import section_registry
 from tocsin.schemas.configuration.file import check_config
@@ -132,7 +132,7 @@ def test_the_form_of_an_entry_is_checked_without_loading(
 
 
 def test_a_package_offers_rules_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    offer = EntryPoint("high_loss", "support.sick_rules:HighLoss", "tocsin.rules")
+    offer = EntryPoint("high_loss", "support.rules.sick_rules:HighLoss", "tocsin.rules")
 
     def offered(group: str, name: str | None = None) -> EntryPoints:
         found = EntryPoints([offer]).select(group=group)

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.custom import FILE, customs, entries
-from support.sick_rules import HighLoss
+from support.rules.custom import FILE, customs, entries
+from support.rules.sick_rules import HighLoss
 from tocsin.runtime.service import CaughtUp, Tick
 from tocsin.stream_rules.custom.call_limits import Limits
 from tocsin.stream_rules.custom.host import load_apart
@@ -216,7 +216,7 @@ def test_a_timer_comes_when_it_is_due() -> None:
 
 
 HOSTS = """
-from support.custom import Customs
+from support.rules.custom import Customs
 from support.waiting import wait_until
 from tocsin.stream_rules.custom.call_limits import Limits
 from tocsin.stream_rules.testing import RunBuilder

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from support.bus_records import data_of, die, read_all, send, work
-from support.custom import FILE, QUICK
+from support.records.on_bus import data_of, die, read_all, send, work
+from support.rules.custom import FILE, QUICK
 from support.waiting import SOON_S
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Partition, Record

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from support.restarts import told_with_restarts
+from support.rules.restarts import told_with_restarts
 from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.runs import CaptureFigures, Heartbeat

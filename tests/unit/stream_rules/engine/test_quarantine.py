@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from support.made_rules import loss_rule
+from support.rules.made_rules import loss_rule
 from support.waiting import HANGS_S
 from tocsin.bus.port import Record
 from tocsin.console.fleet.quarantines import release_record

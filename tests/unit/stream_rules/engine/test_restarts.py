@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from support.restarts import told_with_restarts
+from support.rules.restarts import told_with_restarts
 from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.stream_rules.engine.configured_rules import rule_specs

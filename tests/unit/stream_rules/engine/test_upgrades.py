@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from support.made_rules import loss_rule
+from support.rules.made_rules import loss_rule
 from tocsin.schemas.errors import MalformedRecord
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.snapshots import Snapshot

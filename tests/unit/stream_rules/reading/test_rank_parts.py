@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 
-from support.counted import add
+from support.records.counted import add
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.topics import MAX_RECORD_BYTES

@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from support.counted import add
+from support.records.counted import add
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.stream_rules.outcomes import Finding, Moment

@@ -9,7 +9,9 @@ from dataclasses import replace
 import pytest
 from pydantic import SecretStr
 
-from support.editable_chats import (
+from support.actions.notices import notice, state
+from support.records.issues import issue
+from support.servers.editable_chats import (
     BOT,
     HOOK,
     ROOM,
@@ -18,8 +20,6 @@ from support.editable_chats import (
     EditableChats,
     editable_chats,
 )
-from support.issue_records import issue
-from support.notices import notice, state
 from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.receivers.chat.apprise_process import AppriseProcess

@@ -15,8 +15,10 @@ import pytest
 import requests
 from pydantic import SecretStr
 
-from support.certificates import Authority, authority
-from support.chat_services import (
+from support.actions.notices import notice
+from support.records.issues import issue
+from support.servers.certificates import Authority, authority
+from support.servers.chat_services import (
     DISCORD,
     HOSTS,
     SLACK,
@@ -25,8 +27,6 @@ from support.chat_services import (
     ChatServices,
     chat_services,
 )
-from support.issue_records import issue
-from support.notices import notice
 from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard, parse_networks
 from tocsin.actions.receivers.chat.apprise_process import AppriseProcess, Place, outcome_of

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from support.issue_records import issue
-from support.notices import notice, state
+from support.actions.notices import notice, state
+from support.records.issues import issue
 from support.waiting import until
 from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from jinja2 import UndefinedError
 
-from support.issue_records import issue
+from support.records.issues import issue
 from tocsin.actions.receivers.email.body import _page, html_of
 from tocsin.actions.receivers.message import message_of
 from tocsin.actions.receivers.picture import drawing_of, render

@@ -20,10 +20,10 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
-from support.certificates import Authority, authority
-from support.issue_records import NOW_MS, issue
-from support.notices import attempted, notice, state
-from support.smtp_server import Mailbox, smtp_server
+from support.actions.notices import attempted, notice, state
+from support.records.issues import NOW_MS, issue
+from support.servers.certificates import Authority, authority
+from support.servers.smtp_server import Mailbox, smtp_server
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue
 from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.drawing import from_json, to_json

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from support.certificates import authority
-from support.chat_services import HOSTS, chat_services
-from support.issue_records import issue
-from support.notices import notice
+from support.actions.notices import notice
+from support.records.issues import issue
+from support.servers.certificates import authority
+from support.servers.chat_services import HOSTS, chat_services
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.receivers.chat.apprise_process import AppriseProcess, Place
 from tocsin.actions.receivers.kind import ReceiverContext

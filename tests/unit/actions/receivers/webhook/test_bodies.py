@@ -10,8 +10,8 @@ from cloudevents.core.bindings.http import HTTPMessage, from_http_event
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.issue_records import issue
-from support.notices import notice
+from support.actions.notices import notice
+from support.records.issues import issue
 from tocsin.actions.receivers.webhook.bodies import alertmanager_v4, binary, structured
 from tocsin.schemas.records.issues import IssueFiring
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from support.issue_records import issue
-from support.notices import notice
+from support.actions.notices import notice
+from support.records.issues import issue
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.receivers.kind import ReceiverContext
 from tocsin.actions.receivers.webhook.config import WebhookReceiver

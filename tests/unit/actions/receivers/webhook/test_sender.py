@@ -19,11 +19,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import SecretStr
 from standardwebhooks.webhooks import Webhook as Verifier
 
-from support.certificates import Authority, authority
-from support.fault_server import FaultServer, fault_server
-from support.faults import FAULTS, Fault
-from support.issue_records import issue
-from support.notices import notice
+from support.actions.faults import FAULTS, Fault
+from support.actions.notices import notice
+from support.records.issues import issue
+from support.servers.certificates import Authority, authority
+from support.servers.fault_server import FaultServer, fault_server
 from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard, parse_networks
 from tocsin.actions.receivers.http import HttpPoster, tls_context

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
-from support.certificates import Authority, authority
-from support.fault_server import fault_server
 from support.kubernetes.exchanges import Exchange, played
+from support.servers.certificates import Authority, authority
+from support.servers.fault_server import fault_server
 from tocsin.actions.targets.kubernetes.api import Answer, KubernetesApi
 from tocsin.actions.targets.kubernetes.credentials import Cluster
 from tocsin.actions.targets.kubernetes.objects import Pod

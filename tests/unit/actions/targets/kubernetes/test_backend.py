@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from support.certificates import Authority, authority
 from support.kubernetes.derived import derived
 from support.kubernetes.exchanges import Exchange, Recording, played
 from support.kubernetes.trainings import target_job
+from support.servers.certificates import Authority, authority
 from tocsin.actions.targets.kind import StopAsked, TargetJob
 from tocsin.actions.targets.kubernetes.api import KubernetesApi
 from tocsin.actions.targets.kubernetes.backend import TRIES, KubernetesBackend

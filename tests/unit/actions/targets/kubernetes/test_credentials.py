@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.certificates import authority
+from support.servers.certificates import authority
 from tocsin.actions.targets.kubernetes.credentials import Cluster, from_kubeconfig, in_cluster
 from tocsin.schemas.errors import ConfigurationError
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.target_jobs import target_job
+from support.actions.target_jobs import target_job
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.targets.kind import JobSeen, StopAsked, TargetContext, TargetJob
 from tocsin.actions.targets.slurm.commands import Commands

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.target_jobs import target_job
+from support.actions.target_jobs import target_job
 from tocsin.actions.targets.kind import JobSeen
 from tocsin.actions.targets.slurm.commands import read_config, read_jobs
 from tocsin.actions.targets.slurm.jobs import ListedJob, seen, wanted_job

@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 from pydantic import SecretStr
 
-from support.fault_server import fault_server
-from support.target_jobs import target_job
+from support.actions.target_jobs import target_job
+from support.servers.fault_server import fault_server
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.targets.kind import JobSeen, StopAsked, Target, TargetContext
 from tocsin.actions.targets.slurm.config import SlurmTarget

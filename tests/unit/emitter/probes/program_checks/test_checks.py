@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
-from support.captured import Said, captured, said
+from support.trainings.captured import Said, captured, said
 from tocsin.emitter.hooks import torch_patches
 from tocsin.emitter.hooks.torch_patches import hooks
 from tocsin.emitter.probes.activations.compiled import slots

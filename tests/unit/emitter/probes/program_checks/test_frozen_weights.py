@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from support.captured import captured, said
+from support.trainings.captured import captured, said
 from tocsin.emitter.probes.activations.compiled import slots
 from tocsin.emitter.probes.activations.watch import activations
 from tocsin.schemas.records.frames import TensorFrame

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from support.watched_training import watch
+from support.trainings.watched import watch
 from tocsin.emitter.probes.activations.compiled import slots
 from tocsin.emitter.probes.activations.watch import activations
 from tocsin.emitter.probes.program_checks.token_targets import StepTokens, TokenTargets

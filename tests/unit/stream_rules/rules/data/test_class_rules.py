@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from support.counted import add, as_sagemaker, classes
+from support.records.counted import add, as_sagemaker, classes
 from tocsin.schemas.records.frames import Mode
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.stream_rules.engine.configured_rules import RuleSpec

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from fixtures.runs.recorded import recorded
-from support.node_samples import restarted, sagemaker
+from support.records.node_samples import restarted, sagemaker
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.runs import DataLoaderSeen
 from tocsin.stream_rules.engine.configured_rules import RuleSpec

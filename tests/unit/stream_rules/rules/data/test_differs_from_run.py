@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.bus_records import data_of, send
-from support.counted import as_sagemaker
+from support.records.counted import as_sagemaker
+from support.records.on_bus import data_of, send
 from support.waiting import until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.runtime.worker import Worker, WorkerSettings

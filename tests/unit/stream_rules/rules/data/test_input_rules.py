@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 from pydantic import ValidationError
 
-from support.counted import add, as_sagemaker
+from support.records.counted import add, as_sagemaker
 from tocsin.stream_rules.rules.data.nlp_sequence_ratio import (
     NlpSequenceRatio,
     NlpSequenceRatioParams,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from support.counted import classes
-from support.restarted import half_way
+from support.records.counted import classes
+from support.rules.restarted import half_way
 from tocsin.schemas.records.program_facts import LayerInputsSeen, LossInputsSeen, ModeSeen
 from tocsin.stream_rules.engine.configured_rules import RuleSpec
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from support.counted import add
+from support.records.counted import add
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.stream_rules.engine.configured_rules import RuleSpec
 from tocsin.stream_rules.engine.partitions import PartitionEngine

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from support.restarts import told_with_restarts
+from support.rules.restarts import told_with_restarts
 from tocsin.stream_rules.engine.replay import replay
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
 

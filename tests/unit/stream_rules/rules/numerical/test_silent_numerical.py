@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from support.counted import add
-from support.restarted import half_way
+from support.records.counted import add
+from support.rules.restarted import half_way
 from tocsin.stream_rules.engine.configured_rules import RuleSpec
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, assert_quiet, issues_of, only
 

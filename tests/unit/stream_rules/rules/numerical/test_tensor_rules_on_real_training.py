@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.watched_training import watch
+from support.trainings.watched import watch
 from tocsin.console.demo.trainings.resnet import batches, digits
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.stream_rules.testing import only

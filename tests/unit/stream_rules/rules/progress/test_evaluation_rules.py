@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.watched_training import watch
+from support.trainings.watched import watch
 from tocsin.console.demo.trainings.resnet import digits
 from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.records.issues import IssueFiring

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from support.restarts import told_with_restarts
+from support.rules.restarts import told_with_restarts
 from tocsin.schemas.records.checkpoints import Checkpoint, CheckpointWritten
 from tocsin.schemas.records.frames import SystemFrame
 from tocsin.schemas.records.issues import IssueFiring

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from support.node_samples import (
+from support.records.node_samples import (
     Columns,
     Samples,
     add_samples,

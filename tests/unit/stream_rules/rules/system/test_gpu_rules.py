@@ -10,9 +10,7 @@ import numpy as np
 import pynvml
 import pytest
 
-from support import fake_nvml
-from support.fake_nvml import GIB, THERMAL, FakeGpu
-from support.node_samples import (
+from support.records.node_samples import (
     Columns,
     Samples,
     add_samples,
@@ -22,7 +20,9 @@ from support.node_samples import (
     sagemaker,
     told,
 )
-from support.traces import Line, add_trace, read, recorded, write
+from support.records.traces import Line, add_trace, read, recorded, write
+from support.servers import fake_nvml
+from support.servers.fake_nvml import GIB, THERMAL, FakeGpu
 from tocsin.emitter.node.gpus import RARELY, Gpus
 from tocsin.emitter.node.kernel_log import XidSamples
 from tocsin.emitter.node.sampler import Node

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.node_samples import restarted
+from support.records.node_samples import restarted
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.runs import RunStarted
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
@@ -186,10 +186,10 @@ def test_steps_that_are_no_numbers_are_left_out() -> None:
 
 @pytest.mark.torture
 def test_two_real_ranks_one_of_which_is_slowed(tmp_path: Path) -> None:
-    from support.watched_training import records
+    from support.trainings.watched import records
 
     subprocess.run(
-        [sys.executable, "-m", "support.slowed_ranks", str(tmp_path)],
+        [sys.executable, "-m", "support.ranks.slowed", str(tmp_path)],
         env={**os.environ, "PYTHONPATH": str(TESTS)},
         check=True,
         timeout=240,

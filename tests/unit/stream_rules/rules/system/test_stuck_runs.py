@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from support.restarts import told_with_restarts
+from support.rules.restarts import told_with_restarts
 from tocsin.schemas.records.runs import RunStarted
 from tocsin.stream_rules.engine.replay import replay
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only

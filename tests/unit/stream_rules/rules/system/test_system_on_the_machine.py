@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from support.node_samples import gpu
-from support.traces import Line, add_trace
+from support.records.node_samples import gpu
+from support.records.traces import Line, add_trace
 from tocsin.emitter.node import process_tree
 from tocsin.emitter.node.sampler import Node
 from tocsin.stream_rules.engine.configured_rules import RuleSpec

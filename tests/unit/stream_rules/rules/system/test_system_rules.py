@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from support.node_samples import GIB, Samples, restarted, run_of, sagemaker, told
+from support.records.node_samples import GIB, Samples, restarted, run_of, sagemaker, told
 from tocsin.emitter.node.sampler import Node
 from tocsin.schemas.records.frames import SystemFrame
 from tocsin.stream_rules.engine.configured_rules import RuleSpec

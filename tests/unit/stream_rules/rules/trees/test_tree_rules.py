@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from support.restarts import told_with_restarts
+from support.rules.restarts import told_with_restarts
 from tocsin.schemas.records.frames import TensorFrame
 from tocsin.stream_rules.engine.replay import replay
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only

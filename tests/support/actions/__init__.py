@@ -1,0 +1,1 @@
+"""The action service in tests, most of it in virtual time."""

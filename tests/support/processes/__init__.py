@@ -1,0 +1,1 @@
+"""Processes that tests start: tocsin as its users run it, and workers of the tests."""

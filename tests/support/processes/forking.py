@@ -1,0 +1,262 @@
+"""`python -m MODULE` of ours as a fork of a process that has imported it already.
+
+What our commands import takes a second of processor time, more than most of them take to run.
+`Forked` is `subprocess.Popen` for them: a process of its own, with the given arguments, folder,
+environment, pipes and session, whose parent is a fork server. There is one for each process of
+pytest. In `make torture` each command starts a Python of its own, as for users; but not one that is
+`AlwaysForked`.
+
+    python -m support.processes.forking    the server; each request has its files on descriptor 0
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import runpy
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+MODULES: Final = frozenset(
+    {
+        "tocsin.console",
+        "support.processes.launching",
+        "support.processes.actions",
+        "support.processes.archive",
+        "support.chaos.emitter_process",
+        "support.chaos.rules_process",
+        "support.processes.fold_member",
+        "support.processes.fold",
+    }
+)
+"""What can be run so."""
+
+_PACKAGES: Final = (
+    "tocsin.actions", "tocsin.bus", "tocsin.console", "tocsin.emitter.launch",
+    "tocsin.emitter.node", "tocsin.emitter.send", "tocsin.runtime", "tocsin.schemas",
+    "tocsin.store", "tocsin.stream_rules",
+)  # fmt: skip
+_LONGEST: Final = 1 << 20
+_START: Final = struct.Struct("@i")
+_END: Final = struct.Struct("@id")
+
+
+@dataclass
+class Spent:
+    """Processor time of the processes that have ended, their ended children included."""
+
+    seconds: float = 0.0
+
+
+spent: Final = Spent()
+
+
+class Forked(subprocess.Popen[str]):
+    """As `subprocess.Popen(command, …)`; a plain one if the command is none of `MODULES`.
+
+    Attributes:
+        served: whether commands are forked; else each starts a Python of its own.
+        started: those that somebody holds still.
+    """
+
+    served = os.environ.get("TOCSIN_TORTURE") != "1"
+    started: ClassVar[weakref.WeakSet[Forked]] = weakref.WeakSet()
+    _status: socket.socket | None = None
+
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        super().__init__(command, **options)
+        self.started.add(self)
+
+    def _execute_child(self, args: Sequence[str], *rest: Any) -> None:
+        words = list(args)
+        if words[:2] != [sys.executable, "-m"] or words[2] not in MODULES or not self.served:
+            super()._execute_child(args, *rest)  # type: ignore[misc]
+            return
+        # As subprocess hands them on, in 3.11 and later.
+        cwd, environ = rest[4], rest[5]
+        theirs_in, theirs_out, theirs_err = rest[9], rest[12], rest[14]
+        own_session = rest[20]
+        request = {
+            "module": words[2],
+            "arguments": words[3:],
+            "folder": os.fspath(cwd or os.getcwd()),
+            "environ": dict(os.environ if environ is None else environ),
+            "session": own_session,
+        }
+        files = [given if given != -1 else own for own, given in enumerate(
+            (theirs_in, theirs_out, theirs_err))]  # fmt: skip
+        self._status, child_side = socket.socketpair()
+        with child_side:
+            socket.send_fds(
+                _server(), [json.dumps(request).encode()], [*files, child_side.fileno()]
+            )
+        (self.pid,) = _START.unpack(self._status.recv(_START.size, socket.MSG_WAITALL))
+        self._child_created = True
+        self._close_pipe_fds(*rest[9:15])  # type: ignore[attr-defined]
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        if self._status is None:
+            found: tuple[int, int] = super()._try_wait(wait_flags)  # type: ignore[misc]
+            return found
+        if wait_flags and not select.select([self._status], [], [], 0)[0]:
+            return 0, 0
+        status, used_s = _END.unpack(self._status.recv(_END.size, socket.MSG_WAITALL))
+        self._status.close()
+        spent.seconds += used_s
+        return self.pid, status
+
+    def _internal_poll(self, *rest: Any, **more: Any) -> int | None:
+        if self._status is None:
+            code: int | None = super()._internal_poll(*rest, **more)  # type: ignore[misc]
+            return code
+        if self.returncode is None and self._waitpid_lock.acquire(False):  # type: ignore[attr-defined]
+            try:
+                pid, status = self._try_wait(os.WNOHANG)
+                if pid == self.pid:
+                    self._handle_exitstatus(status)  # type: ignore[attr-defined]
+            finally:
+                self._waitpid_lock.release()  # type: ignore[attr-defined]
+        return self.returncode
+
+
+class AlwaysForked(Forked):
+    """Forked in `make torture`, too: for what is killed thousands of times after its start."""
+
+    served = True
+
+
+def run(
+    command: Sequence[str], *, timeout: float, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """As `subprocess.run(command, capture_output=True, text=True, …)`."""
+    with Forked(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+# -- the server
+
+
+_connection: list[socket.socket] = []
+
+
+def _server() -> socket.socket:
+    """The connection to this process's own, which ends with it."""
+    if not _connection:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for side in (ours, theirs):
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                side.setsockopt(socket.SOL_SOCKET, option, _LONGEST)
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        folders = [path for path in sys.path if path]
+        environ["PYTHONPATH"] = os.pathsep.join(folders)
+        with theirs:
+            server = subprocess.Popen(
+                [sys.executable, "-m", "support.processes.forking"],
+                stdin=theirs.fileno(),
+                env=environ,
+            )
+        _connection.append(ours)
+        atexit.register(_end, ours, server)
+    return _connection[0]
+
+
+def _end(connection: socket.socket, server: subprocess.Popen[bytes]) -> None:
+    connection.close()
+    server.wait(10)
+
+
+def serve(connection: socket.socket) -> None:
+    """Fork for each request until the other side has gone. In a fork: run the module."""
+    _import_all()
+    gc.collect()
+    gc.freeze()
+    while True:
+        text, files, _, _ = socket.recv_fds(connection, _LONGEST, 4)
+        if not text:
+            return
+        if os.fork() == 0:
+            connection.close()
+            _keep(json.loads(text), files)
+            return
+        for file in files:
+            os.close(file)
+        _reap()
+
+
+def _import_all() -> None:
+    """All of ours but what needs torch."""
+    sys.modules["torch"] = None  # type: ignore[assignment]  # whoever imports it fails
+    for package in _PACKAGES:
+        for module in pkgutil.walk_packages(
+            importlib.import_module(package).__path__, f"{package}.", onerror=lambda name: None
+        ):
+            if "__main__" in module.name or "_child" in module.name:
+                continue
+            try:
+                importlib.import_module(module.name)
+            except Exception:  # of torch, or of something that is not installed
+                continue
+    del sys.modules["torch"]
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
+
+
+def _keep(request: dict[str, Any], files: list[int]) -> None:
+    """In a fork: fork the process itself, and tell how it ends. Returns in that process alone."""
+    *streams, status = files
+    with socket.socket(fileno=status) as told:
+        pid = os.fork()
+        if pid:
+            for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
+            for file in (*streams, 0, 1, 2):
+                os.close(file)
+            told.sendall(_START.pack(pid))
+            _, code, used = os.wait4(pid, 0)
+            try:
+                told.sendall(_END.pack(code, used.ru_utime + used.ru_stime))
+            finally:
+                os._exit(0)
+    for own, file in enumerate(streams):
+        os.dup2(file, own)
+    for file in streams:
+        os.close(file)
+    if request["session"]:
+        os.setsid()
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    sys.path[0] = request["folder"]
+    sys.argv[1:] = request["arguments"]
+    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    requests = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    serve(requests)

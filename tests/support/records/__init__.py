@@ -1,0 +1,1 @@
+"""Records and runs that are made for tests, and what reads them back."""

@@ -1,0 +1,1 @@
+"""Rules that tests make, and workers that are replaced while they run."""

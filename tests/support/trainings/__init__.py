@@ -1,0 +1,1 @@
+"""Trainings in the process of the test."""
