@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     config.pluginmanager.register(cpu_times)
     config.pluginmanager.register(failed_tests)
-    # Of the runs that tests start, those archive that are to (tests/e2e/test_archive.py).
+    # Of the runs that tests start, those archive that are to (tests/e2e/services/test_archive.py).
     os.environ["TOCSIN_STORE"] = "off"
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

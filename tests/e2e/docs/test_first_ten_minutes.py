@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "tools" / "first-ten-minutes"
+SCRIPT = Path(__file__).parents[3] / "tools" / "first-ten-minutes"
 
 
 @pytest.mark.timeout(400)

@@ -17,7 +17,7 @@ from support.processes.site import Site
 from tocsin.console.context import section_registry
 from tocsin.schemas.configuration.file import check_config
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SITE = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md", *SITE]
 TOLD = {"how-to/capture.md", "how-to/frameworks.md", "how-to/store.md"}

@@ -21,7 +21,7 @@ from tocsin.store import open_run, open_store
 from tocsin.store.archive.flush import CRASH_POINTS as FLUSH_POINTS
 from tocsin.store.archive.merge import CRASH_POINTS as MERGE_POINTS
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 MADE = made_run()
 
 # At the second pass: something was written before. Those that leave the same as the one before them

@@ -36,7 +36,7 @@ from tocsin.schemas.records.run_view import StopView
 from tocsin.schemas.records.stops.control import StopAnswered
 from tocsin.schemas.topics import issue_partition
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 POINTS = (*CRASH_POINTS, "attempting", "attempted")
 ISSUES = [issue(episode=str(i)) for i in range(4)]
 

@@ -24,7 +24,7 @@ from tocsin.schemas.records.checkpoints import CheckpointWritten
 from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 PYTHON = sys.executable
 TORCHRUN = (PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "2")
 

@@ -31,7 +31,7 @@ from tocsin.console.__main__ import app
 from tocsin.console.context import section_registry
 from tocsin.schemas.configuration.file import Config, check_config
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 WORKER_UNITS = [unit for unit in UNITS if unit.name != "tocsin-page.service"]

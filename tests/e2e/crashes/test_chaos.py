@@ -30,7 +30,7 @@ from tocsin.runtime.testing import CRASH_AT
 from tocsin.schemas.topics import Topics, telemetry_partition
 
 TOPICS = Topics()
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 
 
 class Model:

@@ -14,7 +14,7 @@ from support.processes.site import Site
 from support.records.telemetry import frames, said
 from tocsin.schemas.records.runs import RunStarted
 
-HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
+HOW_TO = Path(__file__).parents[3] / "docs" / "how-to"
 
 
 def blocks(language: str, page: str = "capture.md") -> list[str]:

@@ -23,7 +23,7 @@ from tocsin.runtime.metrics import METRICS
 from tocsin.schemas.configuration.file import check_config
 from tocsin.schemas.key_folder import keys_folder, own_key
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 MONITORING = DEPLOY / "monitoring"
 DASHBOARD = MONITORING / "grafana" / "dashboards" / "tocsin.json"

@@ -13,7 +13,7 @@ import tocsin.emitter
 from tocsin.emitter import Run
 from tocsin.stream_rules.catalogue import built_in
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tocsin.schemas.topics import Topics
 from tocsin.store import open_store
 from tocsin.store.archive.once import archive_run
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "store.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "store.md"
 RUN = "gpt-2026-11-21"
 
 

@@ -27,7 +27,7 @@ from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import EVENT_TYPES
 from tocsin.schemas.topics import issue_partition
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 
 CONFIG = """\
 version: 1

@@ -20,7 +20,7 @@ from tocsin.runtime.testing import CRASH_AT, CRASH_POINTS
 from tocsin.schemas.topics import Topics, telemetry_partition
 
 TOPICS = Topics()
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 NUMBERS = {"run-1": [7 * i % 97 for i in range(60)], "run-2": [i * i % 89 for i in range(60)]}
 
 
