@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -59,15 +59,15 @@ class TakeOver:
 
 
 class Timed(RulesService):
-    """Notes when the first state came back and when the first issue was handed out."""
+    """Notes when a restore began and when the first issue was handed out."""
 
     began_s = began_cpu_s = math.nan
     found_s = found_cpu_s = math.nan
 
-    def restore(self, partition: int, records: Sequence[Record]) -> None:
+    def release(self, partitions: Collection[int]) -> None:
         if math.isnan(self.began_s):
             self.began_s, self.began_cpu_s = time.perf_counter(), time.process_time()
-        super().restore(partition, records)
+        super().release(partitions)
 
     def outputs(self) -> Sequence[Outgoing]:
         found = super().outputs()
@@ -256,7 +256,7 @@ def main() -> None:
             f"{'standing by' if one.standby else 'not standing by':16} {one.runs:,} runs, "
             f"{one.states_on_topic:,} states on the topic: {one.records_read:,} records read, "
             f"restored in {one.restore_s:.2f} s, first issue {one.first_issue_s:.2f} s "
-            f"({one.first_issue_cpu_s:.2f} s of CPU time) after the first state; reading ahead "
+            f"({one.first_issue_cpu_s:.2f} s of CPU time) after the assignment; reading ahead "
             f"took {one.standby_cpu_s:.1f} s of CPU time and keeps "
             f"{one.standby_bytes / 1e6:.0f} MB"
         )
