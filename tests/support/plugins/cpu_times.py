@@ -91,7 +91,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     folders: dict[str, float] = defaultdict(float)
     for nodeid, cost in spent.items():
         parts = PurePosixPath(nodeid.partition("::")[0]).parts
-        folders["/".join(parts[: 3 if "unit" in parts else 2])] += cost
+        folders["/".join(parts[: 3 if {"unit", "e2e"} & {*parts} else 2])] += cost
     terminalreporter.section(f"{sum(spent.values()):.0f} CPU seconds")
     for folder, cost in _by_cost(folders):
         terminalreporter.line(f"{cost:7.1f} {folder}")
