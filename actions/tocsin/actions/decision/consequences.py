@@ -14,6 +14,7 @@ class Noticed:
 
     Attributes:
         severity: of the newest notice that it got; None if it got none, or that is not known.
+        notified: whether it got a notice of its start, or one waits to be sent.
         open: whether it was notified of the start of the issue, and not of its end.
         held: whether a notice of its start was held, and none was sent since.
     """
@@ -21,7 +22,7 @@ class Noticed:
     kind: str
     decided_by: str
     severity: Severity | None = None
-    told: bool = False
+    notified: bool = False
     open: bool = False
     held: bool = False
 

@@ -156,13 +156,13 @@ class Decisions:
     def _ended(self, issue: Issue, noticed: Mapping[str, Noticed]) -> Iterator[Planned]:
         if issue.muted:
             return
-        told = set()
+        notified = set()
         for item in self._routed(issue, noticed):
-            told.add(item.action)
+            notified.add(item.action)
             sends = self._sends_resolved(item)
             yield item if sends else replace(item, forbidden=NOT_RESOLVED)
         for item in self.routing.plan(issue):
-            if item.action not in told:
+            if item.action not in notified:
                 yield replace(item, forbidden=START_NOT_SENT)
 
     def _routed(self, issue: Issue, noticed: Mapping[str, Noticed]) -> Iterator[Planned]:
@@ -186,5 +186,5 @@ class Decisions:
 def _notified(noticed: Mapping[str, Noticed]) -> Iterator[Planned]:
     """The receivers that were notified of an issue, as they were asked for then."""
     for action, seen in noticed.items():
-        if seen.told:
+        if seen.notified:
             yield Planned(action, seen.kind, seen.decided_by)

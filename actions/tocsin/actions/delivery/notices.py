@@ -139,12 +139,17 @@ class Notices:
         issue = event.data
         if not isinstance(issue, Issue) or issue.times != stop.issue_times:
             return
-        for action, told in self._ledger.noticed(issue.issue_id).items():
+        for action, noticed in self._ledger.noticed(issue.issue_id).items():
             queue = self._queues.get(action)
             identity = delivery_id(issue.issue_id, action, STOPPED, issue.times)
-            if not told.told or queue is None or not queue.edits or self._ledger.knows(identity):
+            if (
+                not noticed.notified
+                or queue is None
+                or not queue.edits
+                or self._ledger.knows(identity)
+            ):
                 continue
-            planned = Planned(action, told.kind, told.decided_by, occasion=STOPPED)
+            planned = Planned(action, noticed.kind, noticed.decided_by, occasion=STOPPED)
             give_up_ms = now_ms + queue.give_up_ms
             yield (
                 new_delivery(

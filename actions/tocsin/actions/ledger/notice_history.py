@@ -20,7 +20,7 @@ class _Line:
     kind: str
     decided_by: str
     # By delivery id, how many times the condition had come.
-    told: dict[str, int] = field(default_factory=dict)
+    notices: dict[str, int] = field(default_factory=dict)
     severity: Severity | None = None
     newest_ms: int = 0
     over: int = 0
@@ -34,26 +34,26 @@ class _Line:
             return
         self.held = self.held or delivery.held is not None
         if delivery.state not in _NOTIFYING:
-            self.told.pop(delivery.delivery_id, None)
+            self.notices.pop(delivery.delivery_id, None)
             return
-        self.told[delivery.delivery_id] = delivery.issue_times
+        self.notices[delivery.delivery_id] = delivery.issue_times
         if delivery.created_ms >= self.newest_ms:
             self.newest_ms, self.severity = delivery.created_ms, delivery.severity
 
     @property
     def open(self) -> bool:
         """Whether the receiver was notified of the start, and not yet of the end."""
-        return bool(self.told) and max(self.told.values()) > self.over
+        return bool(self.notices) and max(self.notices.values()) > self.over
 
     def noticed(self) -> Noticed:
-        told = bool(self.told)
+        notified = bool(self.notices)
         return Noticed(
             self.kind,
             self.decided_by,
-            severity=self.severity if told else None,
-            told=told,
+            severity=self.severity if notified else None,
+            notified=notified,
             open=self.open,
-            held=self.held and not told,
+            held=self.held and not notified,
         )
 
 

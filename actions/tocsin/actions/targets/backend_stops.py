@@ -90,23 +90,23 @@ class BackendStops:
         """What an attempt at the backend means for the stop: its entry, and its new state."""
         backend = stop.backend
         assert backend is not None
-        name, said = backend.target, f"{backend.target}: {outcome.text()}"
+        name, answer = backend.target, f"{backend.target}: {outcome.text()}"
         asked = backend.asked_ms is not None
         match outcome.backend:
             case "ended" if asked:
-                return stop, Decision("delivered", f"the backend ended the job: {said}")
+                return stop, Decision("delivered", f"the backend ended the job: {answer}")
             case "ended":
                 return stop, Decision(
-                    "delivered", f"the backend shows that the job is gone: {said}"
+                    "delivered", f"the backend shows that the job is gone: {answer}"
                 )
             case "replaced" if asked:
-                why = f"the backend ended the job, and runs another incarnation: {said}"
+                why = f"the backend ended the job, and runs another incarnation: {answer}"
                 return stop, Decision("delivered", why)
             case "replaced":
-                why = f"another incarnation of the job runs, which continues: {said}"
+                why = f"another incarnation of the job runs, which continues: {answer}"
                 return stop, Decision("suppressed", why)
             case "refused":
-                return stop, Decision("rejected", f"the backend refused to end the job: {said}")
+                return stop, Decision("rejected", f"the backend refused to end the job: {answer}")
             case "asked":
                 changes = {"asked_ms": now_ms}
                 stop = stop.model_copy(
@@ -115,16 +115,16 @@ class BackendStops:
                         "give_up_ms": now_ms + self._confirm_ms(name),
                     }
                 )
-                why = f"the backend was asked to end the job; waits for its end: {said}"
+                why = f"the backend was asked to end the job; waits for its end: {answer}"
             case _ if now_ms >= stop.give_up_ms:
                 why = "the backend could not be asked to end the job"
                 if asked:
                     why = "the backend was asked to end the job, and has not been seen to end it"
-                return stop, Decision("expired", f"{why}: {said}")
+                return stop, Decision("expired", f"{why}: {answer}")
             case _ if asked:
-                why = f"the backend was asked to end the job, which is not gone yet: {said}"
+                why = f"the backend was asked to end the job, which is not gone yet: {answer}"
             case _:
-                why = f"the backend could not be asked to end the job yet: {said}"
+                why = f"the backend could not be asked to end the job yet: {answer}"
         wait_ms = backoff_ms(stop.delivery_id, stop.attempts + 1, self.polling)
         wait_ms = max(wait_ms, retry_after_ms(outcome.retry_after, now_ms) or 0)
         return stop, Decision("pending", why, min(now_ms + wait_ms, stop.give_up_ms))

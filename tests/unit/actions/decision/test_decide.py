@@ -28,7 +28,7 @@ time_windows:
 """
 DAY_MS = NOW_MS  # 2026-11-21 10:46 UTC, a Saturday
 NIGHT_MS = NOW_MS + 12 * 3_600_000
-TOLD = Noticed("webhook", "then", severity="warning", told=True, open=True)
+TOLD = Noticed("webhook", "then", severity="warning", notified=True, open=True)
 
 
 @dataclass
@@ -188,7 +188,7 @@ def test_one_that_turns_critical_is_told_to_those_who_know_it_and_to_the_new_rou
 def test_who_was_not_told_when_it_started_is_told_when_it_goes_on() -> None:
     made = decisions("routes: [{notify: [chat, pager]}]")
     again = IssueOngoing(**dict(issue(severity="warning")))
-    held = replace(TOLD, told=False, open=False, held=True)
+    held = replace(TOLD, notified=False, open=False, held=True)
     known = Here(notices={again.issue_id: {"chat": TOLD, "pager": held}})
     assert decided(made, again, known, NIGHT_MS) == {}
     (late,) = made.decide(again, known, DAY_MS)

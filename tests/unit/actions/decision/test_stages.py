@@ -239,7 +239,7 @@ def test_windows_that_leave_no_time_hold_for_good() -> None:
 
 
 def noticed(severity: Severity | None, *, still_open: bool = True) -> Noticed:
-    return Noticed("webhook", "x", severity=severity, told=True, open=still_open)
+    return Noticed("webhook", "x", severity=severity, notified=True, open=still_open)
 
 
 def test_a_consequence_is_part_of_the_message_about_its_cause() -> None:

@@ -203,7 +203,7 @@ routes:
     over = issue(resolved=True)
 
     assert actions(routing.plan(over)) == (["mail"] if sent else [])
-    told = {"mail": Noticed("email", "config: routes.0", told=True, open=True)}
+    told = {"mail": Noticed("email", "config: routes.0", notified=True, open=True)}
     assert [one.action for one in decisions_of(config, routing).notified(over, told)] == (
         ["mail"] if sent else []
     )

@@ -215,8 +215,8 @@ class Telegram:
     def unchanged(self, answer: JsonValue) -> bool:
         """Whether an edit was refused because the message has this text already. An attempt after
         one that failed half-way makes such an edit."""
-        said = answer.get("description") if isinstance(answer, dict) else None
-        return isinstance(said, str) and "message is not modified" in said
+        description = answer.get("description") if isinstance(answer, dict) else None
+        return isinstance(description, str) and "message is not modified" in description
 
     def _text(self, text: str) -> dict[str, JsonValue]:
         return {"chat_id": self.chat, "text": text, "link_preview_options": {"is_disabled": True}}

@@ -87,8 +87,8 @@ class ChatSender:
                 return replace(edited, handle=handle)
             if _good(edited):
                 title = escaped(url, message.title)
-                told = await self._announce_change(chat, handle, message, text, title)
-                return replace(edited if told is None else told, handle=handle)
+                announced = await self._announce_change(chat, handle, message, text, title)
+                return replace(edited if announced is None else announced, handle=handle)
             # It is gone, or may not be edited any more.
         posted = await self._ask(chat, chat.post(text))
         if _good(posted) and posted.handle is not None and chat.threads and not message.digest:
