@@ -361,7 +361,7 @@ async def test_a_sleeping_reader_is_woken_by_the_doorbell(
     world: World, bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # By itself it would look only after this poll's time is over.
-    monkeypatch.setattr(embedded_reader, "LOOK_S", 8 * SOON_S)
+    monkeypatch.setattr(embedded_reader, "CHECK_INTERVAL_S", 8 * SOON_S)
     spec = world.spec()
     await bus.init([spec])
     place = Partition(spec.name, 0)

@@ -28,8 +28,8 @@ from tocsin.bus.embedded.intake import Intake, Turn
 from tocsin.bus.embedded.log import append
 from tocsin.bus.embedded.maintenance import Maintenance
 from tocsin.bus.embedded.reader import (
-    LOOK_S,
-    LOOK_UNBELLED_S,
+    CHECK_INTERVAL_S,
+    CHECK_INTERVAL_UNBELLED_S,
     EmbeddedConsumer,
     EmbeddedReader,
 )
@@ -348,9 +348,9 @@ class EmbeddedBus:
                     logger.log(level, "spools not taken in: %s", error, extra={"action": "intake"})
                     failing = True
                 if bell is None:
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(CHECK_INTERVAL_S)
                 else:
-                    await bell.wait(LOOK_S if bell.works else LOOK_UNBELLED_S)
+                    await bell.wait(CHECK_INTERVAL_S if bell.works else CHECK_INTERVAL_UNBELLED_S)
         finally:
             turn.close()
             if bell is not None:

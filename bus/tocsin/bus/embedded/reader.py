@@ -27,10 +27,10 @@ from tocsin.bus.port import (
 
 logger = logging.getLogger(__name__)
 
-LOOK_S: Final = 1.0
-"""A reader whose doorbell works looks by itself this often anyway."""
+CHECK_INTERVAL_S: Final = 1.0
+"""A reader whose doorbell works checks by itself this often anyway."""
 
-LOOK_UNBELLED_S: Final = 0.25
+CHECK_INTERVAL_UNBELLED_S: Final = 0.25
 """And one without a doorbell this often: polling faster costs training time (5 ms polling: 1.15 %
 of a core).
 """
@@ -55,7 +55,7 @@ class EmbeddedReader:
         self._bell = hang()
         self._positions: dict[Partition, int] = {}
         self._epoch = connection.epoch
-        self._looked_s = float("-inf")
+        self._last_fetch_s = float("-inf")
         self._damaged: set[tuple[Partition, int]] = set()
         self._closed = False
 
@@ -68,15 +68,18 @@ class EmbeddedReader:
         deadline = time.monotonic() + timeout_s
         while True:
             self._check_open()
-            if self._bell.pop() or time.monotonic() - self._looked_s >= self._fetch_interval_s():
+            if (
+                self._bell.pop()
+                or time.monotonic() - self._last_fetch_s >= self._fetch_interval_s()
+            ):
                 records = await self._fetch(max_records)
                 if records:
                     return records
             left = deadline - time.monotonic()
             if left <= 0:
                 return ()
-            next_look = self._looked_s + self._fetch_interval_s() - time.monotonic()
-            await self._bell.wait(max(0.0, min(left, next_look)))
+            until_fetch_s = self._last_fetch_s + self._fetch_interval_s() - time.monotonic()
+            await self._bell.wait(max(0.0, min(left, until_fetch_s)))
 
     async def seek(self, partition: Partition, start: From) -> None:
         """Go on from `start` in that partition."""
@@ -116,7 +119,7 @@ class EmbeddedReader:
         await self._connection.close()
 
     def _fetch_interval_s(self) -> float:
-        return LOOK_S if self._bell.works else LOOK_UNBELLED_S
+        return CHECK_INTERVAL_S if self._bell.works else CHECK_INTERVAL_UNBELLED_S
 
     def _check_open(self) -> None:
         if self._closed:
@@ -159,7 +162,7 @@ class EmbeddedReader:
         if epoch != self._epoch:
             self._start_over(epoch)
             return ()
-        self._looked_s = time.monotonic()
+        self._last_fetch_s = time.monotonic()
         self._report_damage(fetched.damaged)
         stale = set()
         for partition, (before, after) in fetched.moved.items():

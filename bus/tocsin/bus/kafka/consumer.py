@@ -46,7 +46,7 @@ class _Change:
 
     revoked: bool
     partitions: frozenset[Partition]
-    told: asyncio.Event = field(default_factory=asyncio.Event)
+    notified: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class _Bridge(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
@@ -65,7 +65,7 @@ class _Bridge(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has 
         partitions = frozenset(Partition(*place) for place in revoked)
         if partitions and not self.closed:
             change = self._add(True, partitions)
-            await change.told.wait()
+            await change.notified.wait()
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
         """Does not wait."""
@@ -78,7 +78,7 @@ class _Bridge(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has 
         """Hold nobody up any more."""
         self.closed = True
         for change in self.changes:
-            change.told.set()
+            change.notified.set()
         self.changes.clear()
 
     def _add(self, revoked: bool, partitions: frozenset[Partition]) -> _Change:
@@ -108,7 +108,7 @@ class KafkaConsumer(KafkaReader):
         self._owned: frozenset[Partition] = frozenset()
         self._late = list(topics)
         self._subscribed: list[str] = []
-        self._looked_s = float("-inf")
+        self._last_check_s = float("-inf")
         self._fetching: asyncio.Task[Any] | None = None
 
     def assign(self, only: Sequence[Partition]) -> None:
@@ -119,7 +119,7 @@ class KafkaConsumer(KafkaReader):
 
     async def subscribe(self) -> None:
         """Join with those of the topics that exist; with one that does not, aiokafka would wait."""
-        self._looked_s = time.monotonic()
+        self._last_check_s = time.monotonic()
         there = []
         for topic in self._late:
             try:
@@ -142,7 +142,7 @@ class KafkaConsumer(KafkaReader):
         deadline = time.monotonic() + timeout_s
         while True:
             self._check_open()
-            if self._late and time.monotonic() - self._looked_s >= LATE_TOPIC_S:
+            if self._late and time.monotonic() - self._last_check_s >= LATE_TOPIC_S:
                 await self.subscribe()
             await self._notify()
             left = max(0.0, deadline - time.monotonic())
@@ -194,7 +194,7 @@ class KafkaConsumer(KafkaReader):
             finally:
                 if change.revoked:
                     self._owned -= change.partitions
-                change.told.set()
+                change.notified.set()
                 with suppress(ValueError):
                     self._bridge.changes.remove(change)
                 if not any(left.revoked for left in self._bridge.changes):

@@ -49,8 +49,8 @@ the heartbeats, it raises an AssertionError."""
 
 def explained(error: BaseException, doing: str) -> TocsinError:
     """The port's error for what aiokafka raised while `doing`."""
-    said = "no answer in time" if isinstance(error, TimeoutError) else str(error)
-    text = f"{doing}: {said or type(error).__name__}"
+    message = "no answer in time" if isinstance(error, TimeoutError) else str(error)
+    text = f"{doing}: {message or type(error).__name__}"
     if (why := _tls_trouble(error)) is not None:
         return UnusableBus(f"{doing}: {why}")
     if isinstance(error, _REFUSED):
@@ -63,9 +63,9 @@ def explained(error: BaseException, doing: str) -> TocsinError:
         return BusClosed(f"{doing}: the client was closed in the meantime")
     if isinstance(error, _FENCED):
         return FencedMember(f"{text}: discard the state, then poll again to rejoin the group")
-    if isinstance(error, AssertionError) or _ENDED in said:
+    if isinstance(error, AssertionError) or _ENDED in message:
         return FencedMember(f"{text}: the group has expelled this consumer; create a new one")
-    if isinstance(error, errors.KafkaConnectionError) and "bootstrap" in said:
+    if isinstance(error, errors.KafkaConnectionError) and "bootstrap" in message:
         # Its own text repeats the addresses, not what is wrong with them.
         return BusUnavailable(
             f"{doing}: no broker answers; check that one is running at this address, and that "
