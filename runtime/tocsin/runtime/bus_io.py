@@ -91,8 +91,8 @@ class Wiring:
         self._following: dict[Partition, int] = {}
         self._follower_reads: frozenset[Partition] = frozenset()
         self._refetch: dict[Partition, int] = {}
-        self._to_look: frozenset[Partition] = frozenset()
-        self._looked: dict[Partition, int] = {}
+        self._to_check: frozenset[Partition] = frozenset()
+        self._checked: dict[Partition, int] = {}
         self._polls: dict[str, asyncio.Task[Sequence[Record]]] = {}
         self._emptied = False
         # Input partition numbers whose state is being read.
@@ -133,9 +133,9 @@ class Wiring:
                 if partition in self.consumer.assigned():
                     await self.consumer.seek(partition, From.offset(offset))
                 del self._refetch[partition]
-            looking, self._to_look = self._to_look & self.consumer.assigned(), frozenset()
-            places = await asyncio.gather(*(self.reached(partition) for partition in looking))
-            self._looked = dict(zip(looking, places, strict=True))
+            checking, self._to_check = self._to_check & self.consumer.assigned(), frozenset()
+            places = await asyncio.gather(*(self.reached(partition) for partition in checking))
+            self._checked = dict(zip(checking, places, strict=True))
             self._poll("input", self.consumer)
         if "followed" not in self._polls and self._follower is not None:
             self._poll("followed", self._follower)
@@ -190,25 +190,25 @@ class Wiring:
         self._refetch.update(offsets)
 
     def check_positions(self, partitions: Collection[Partition]) -> None:
-        """Before the next poll, look where it goes on in these."""
-        self._to_look = frozenset(partitions)
+        """Before the next poll, check where it goes on in these."""
+        self._to_check = frozenset(partitions)
 
-    def looked(self) -> Mapping[Partition, int]:
-        """Where the last poll began in those that were to be looked at: all before that was
+    def checked_positions(self) -> Mapping[Partition, int]:
+        """Where the last poll began in those that were to be checked: all before that was
         returned by then, or is not there any more. Nothing while it is under way: it may return
         what an earlier one, which was cancelled, has fetched."""
         if "input" in self._polls:
             return {}
-        looked, self._looked = self._looked, {}
-        return looked
+        checked, self._checked = self._checked, {}
+        return checked
 
     def drop(self, partitions: Collection[Partition]) -> None:
         """Drop partitions that this worker no longer owns."""
         self.records = [r for r in self.records if r.partition not in partitions]
         for partition in partitions:
             self._refetch.pop(partition, None)
-            self._looked.pop(partition, None)
-        self._to_look = self._to_look.difference(partitions)
+            self._checked.pop(partition, None)
+        self._to_check = self._to_check.difference(partitions)
 
     async def ends(self, partitions: Sequence[Partition]) -> Mapping[Partition, int]:
         """The ends of input partitions now. Raises BusUnavailable."""
@@ -399,8 +399,8 @@ class Wiring:
         self.records, self._followed = [], []
         self._following.clear()
         self._refetch.clear()
-        self._looked.clear()
-        self._to_look = frozenset()
+        self._checked.clear()
+        self._to_check = frozenset()
         self.polled = False
         for part in parts:
             await _close(part)

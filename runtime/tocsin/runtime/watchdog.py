@@ -34,7 +34,7 @@ STUCK_MS: Final = 60_000
 """So long without a record of a partition that has more: several times what a group needs to notice
 that a member is gone."""
 
-LOOK_MS: Final = 20_000
+CHECK_INTERVAL_MS: Final = 20_000
 """How often a silent consumer's ends are asked for."""
 
 
@@ -69,7 +69,7 @@ class Progress:
 class Watchdog:
     """Ends the process if a worker hangs. A part of a service (`tocsin.runtime.shutdown.Part`).
 
-    It looks from a thread of its own: a loop that hangs could not. It logs where all threads are.
+    It checks from a thread of its own: a loop that hangs could not. It logs where all threads are.
 
     Args:
         alive_ms: when the worker was last seen to be alive; None: it has not begun.
@@ -104,14 +104,14 @@ class Watchdog:
         self._done.set()
 
     def _watch(self) -> None:
-        look_s = min(1.0, self._hangs_s / 4)
-        seen, looks = self._alive_ms(), 0
-        while not self._over.wait(look_s):
+        interval_s = min(1.0, self._hangs_s / 4)
+        seen, checks = self._alive_ms(), 0
+        while not self._over.wait(interval_s):
             now = self._alive_ms()
-            # Looks are counted, not seconds: while the process is frozen there are none.
-            looks = looks + 1 if now == seen and seen is not None else 0
+            # Checks are counted, not seconds: while the process is frozen there are none.
+            checks = checks + 1 if now == seen and seen is not None else 0
             seen = now
-            if looks * look_s > self._hangs_s:
+            if checks * interval_s > self._hangs_s:
                 logger.critical(
                     "no round has ended for %.0f s: this worker exits, so that its supervisor "
                     "restarts it. Its threads:\n%s",

@@ -31,7 +31,7 @@ from tocsin.runtime.leased_runs import Skip, SkippedRuns
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.offsets import Positions
 from tocsin.runtime.service import Attachment, Poison, Service, StartOver, Tick
-from tocsin.runtime.watchdog import LOOK_MS, Progress, WedgedConsumer
+from tocsin.runtime.watchdog import CHECK_INTERVAL_MS, Progress, WedgedConsumer
 from tocsin.schemas.topics import Topics
 
 logger = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ class Worker:
         # Asked for under the lock: the service may be at work in its thread at any other time.
         self._timer_ms: int | None = None
         self._progress = Progress()
-        self._looked_ms = self._sure_ms = self._clock.now_ms()
+        self._last_check_ms = self._sure_ms = self._clock.now_ms()
 
     def nudge(self) -> None:
         """Ask for a round soon. From any thread."""
@@ -274,9 +274,9 @@ class Worker:
     async def _check_progress(self, now_ms: int) -> None:
         """Whether each partition moves: records of one say nothing about another. Raises
         WedgedConsumer, BusUnavailable."""
-        if now_ms - self._looked_ms < LOOK_MS:
+        if now_ms - self._last_check_ms < CHECK_INTERVAL_MS:
             return
-        self._looked_ms = now_ms
+        self._last_check_ms = now_ms
         positions = {p: self._positions.next(p) for p in self._positions.partitions()}
         ends = await self._wiring.ends(list(positions))
         self._count_lag(ends)
@@ -337,9 +337,9 @@ class Worker:
             lag_ms = max(0, age_ms - max(0, ahead_ms))
             self.metrics.observe(names.BUS_LAG, age_ms / 1000, service=self._service.name)
         fresh, refetch = self._positions.admit(records, self._wanted)
-        looked = self._wiring.looked()
+        checked = self._wiring.checked_positions()
         moved, past = self._positions.pass_holes(
-            {p: looked[p] for p in looked.keys() - refetch.keys()}
+            {p: checked[p] for p in checked.keys() - refetch.keys()}
         )
         self._wiring.refetch(refetch | past)
         if ends:

@@ -37,7 +37,7 @@ from tocsin.runtime.restore import Restored, read_whole
 from tocsin.runtime.service import Poison, Tick
 from tocsin.runtime.testing import FakeClock
 from tocsin.runtime.unacknowledged import Unacknowledged
-from tocsin.runtime.watchdog import LOOK_MS, STUCK_MS, WedgedConsumer
+from tocsin.runtime.watchdog import CHECK_INTERVAL_MS, STUCK_MS, WedgedConsumer
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.records.dead_letters import DeadLetter
 from tocsin.schemas.topics import (
@@ -147,8 +147,8 @@ async def test_records_that_retention_has_removed_are_not_waited_for(
     worker = make(bus, FoldService(TOPICS), clock=clock)
     async with running(worker) as task:
         await worker.ready.wait()
-        for _ in range(2 + STUCK_MS // LOOK_MS):
-            clock.advance(ms=LOOK_MS)
+        for _ in range(2 + STUCK_MS // CHECK_INTERVAL_MS):
+            clock.advance(ms=CHECK_INTERVAL_MS)
             worker.nudge()
             await until(lambda: task.done() or worker.last_round_ms == clock.now_ms())
         assert not task.done(), task.exception()
@@ -160,16 +160,16 @@ async def test_where_a_poll_began_counts_once_it_has_returned(bus: EmbeddedBus) 
     wiring = make(bus, FoldService(TOPICS))._wiring
     await wiring.join()
     assert wiring.consumer is not None
-    wiring._looked = {place: 9}
-    assert not wiring.looked()
+    wiring._checked = {place: 9}
+    assert not wiring.checked_positions()
     await wiring._stop_poll("input")
-    assert wiring.looked() == {place: 9}
-    assert not wiring.looked()
+    assert wiring.checked_positions() == {place: 9}
+    assert not wiring.checked_positions()
     wiring.check_positions({place})
     wiring.drop({place})
     await wiring.join()
     await wiring._stop_poll("input")
-    assert not wiring.looked()
+    assert not wiring.checked_positions()
     await wiring.close()
 
 
@@ -195,7 +195,7 @@ async def test_after_an_absence_in_which_all_has_expired_a_worker_has_caught_up(
 async def looks(worker: Worker, task: asyncio.Task[None], clock: FakeClock, times: int) -> None:
     """Let that many looks at the ends come due, with polls between them."""
     for _ in range(times):
-        clock.advance(ms=LOOK_MS)
+        clock.advance(ms=CHECK_INTERVAL_MS)
         worker.nudge()
         await until(lambda: task.done() or worker.last_round_ms == clock.now_ms(), SOON_S)
         await asyncio.sleep(0.05)
@@ -219,7 +219,7 @@ async def test_a_consumer_that_returns_nothing_ends_the_worker(
     await worker.ready.wait()
     monkeypatch.setattr(EmbeddedConsumer, "_fetch", nothing)
     await send(bus, "run-1", numbers(1, 2, 3))
-    await looks(worker, task, clock, 2 + STUCK_MS // LOOK_MS)
+    await looks(worker, task, clock, 2 + STUCK_MS // CHECK_INTERVAL_MS)
     async with asyncio.timeout(SOON_S):
         with pytest.raises(WedgedConsumer, match="no records of"):
             await task
@@ -247,7 +247,7 @@ async def test_a_partition_that_returns_nothing_ends_the_worker_while_others_are
     await worker.ready.wait()
     monkeypatch.setattr(EmbeddedReader, "_fetch", all_but_one)
     await send(bus, "run-1", numbers(1, 2, 3))
-    for number in range(2 + STUCK_MS // LOOK_MS):
+    for number in range(2 + STUCK_MS // CHECK_INTERVAL_MS):
         await send(bus, "run-2", numbers(number))
         await until(lambda: service.applied > number or task.done(), SOON_S)  # noqa: B023
         await looks(worker, task, clock, 1)
@@ -274,7 +274,7 @@ async def test_a_partition_that_waits_for_its_turn_does_not_end_the_worker(
         await worker.ready.wait()
         monkeypatch.setattr(EmbeddedReader, "_fetch", others)
         await send(bus, "run-1", numbers(1, 2, 3))
-        await looks(worker, task, clock, 2 + STUCK_MS // LOOK_MS)
+        await looks(worker, task, clock, 2 + STUCK_MS // CHECK_INTERVAL_MS)
         assert not task.done()
 
 
