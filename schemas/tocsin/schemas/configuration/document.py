@@ -200,15 +200,19 @@ class _Composer:
                 self._fatal(Position(number, 1), "directives", message, "remove them")
 
     def _note_syntax(self, err: yaml.YAMLError, text: str) -> None:
-        place, said = _START, str(err)
+        place, message = _START, str(err)
         if isinstance(err, yaml.MarkedYAMLError):
             place = _place(err.problem_mark or err.context_mark)
-            said = " ".join(filter(None, (err.problem, err.context)))
+            message = " ".join(filter(None, (err.problem, err.context)))
         elif bad := yaml.reader.Reader.NON_PRINTABLE.search(text):
             place = _place_in(text, bad.start())
-            said = f"a character (U+{ord(bad[0]):04X}) that YAML does not allow"
-        hint = "indent with spaces" if "\\t" in said or "cannot start any token" in said else None
-        self._note(place, "syntax", f"not valid YAML: {said}", hint, stop=False)
+            message = f"a character (U+{ord(bad[0]):04X}) that YAML does not allow"
+        hint = (
+            "indent with spaces"
+            if "\\t" in message or "cannot start any token" in message
+            else None
+        )
+        self._note(place, "syntax", f"not valid YAML: {message}", hint, stop=False)
 
     def _note(
         self,

@@ -68,17 +68,17 @@ class Feedback(Data):
     @property
     def text(self) -> str:
         """In one line: `resolved by ana@node-1: known bad batch`."""
-        said = f"{self.verdict} by {self.by}"
-        return f"{said}: {self.why}" if self.why else said
+        answer = f"{self.verdict} by {self.by}"
+        return f"{answer}: {self.why}" if self.why else answer
 
     def closed_issue(self) -> IssueResolved:
         """The issue as receivers get it when a person has closed it."""
-        said = clip(self.text, _ANSWER)
-        found = clip(self.issue.reason, MAX_TEXT - len(said) - len(" ()"))
+        answer = clip(self.text, _ANSWER)
+        found = clip(self.issue.reason, MAX_TEXT - len(answer) - len(" ()"))
         fields = self.issue.model_dump()
         fields |= {
             "at_ms": self.at_ms,
-            "reason": f"{found} ({said})",
+            "reason": f"{found} ({answer})",
             "muted": False,
             "last_notice": False,
         }

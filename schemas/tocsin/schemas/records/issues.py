@@ -301,11 +301,11 @@ def gravest(issues: Sequence[IssueFiring]) -> IssueFiring | None:
     """
     if not issues:
         return None
-    told = next(
+    issue = next(
         (i for severity in ("critical", "warning") for i in issues if i.severity == severity),
         issues[0],
     )
-    return root_of(told, issues)
+    return root_of(issue, issues)
 
 
 def root_of(issue: IssueFiring, issues: Iterable[IssueFiring]) -> IssueFiring:
