@@ -18,9 +18,9 @@ class UnknownRun(StoreError):
     """Neither the store nor the bus knows the run."""
 
     def __init__(self, run_id: str, places: Iterable[str]) -> None:
-        looked = " and ".join(places) or "nothing"
+        searched = " and ".join(places) or "nothing"
         super().__init__(
-            f"no run {run_id!r}: looked at {looked}; `tocsin status` and `open_store().runs()` "
+            f"no run {run_id!r}: looked at {searched}; `tocsin status` and `open_store().runs()` "
             "list the runs that are there"
         )
         self.run_id = run_id

@@ -65,7 +65,7 @@ class TensorBoardExport:
     def __init__(self, run: Run, folder: Path) -> None:
         self._run = run
         self.folder: Final = folder / run.run_id
-        self._told = _Exported()
+        self._exported = _Exported()
         self._files: dict[Path, BinaryIO] = {}
         self.written = Written()
 
@@ -124,7 +124,7 @@ class TensorBoardExport:
     def _scalars(self) -> None:
         for one in scalars_of(self._run):
             series, key = one.series, ("scalar", one.mode, str(one.rank), one.series.name)
-            new = series.steps > self._told.steps.get(key, -1)
+            new = series.steps > self._exported.steps.get(key, -1)
             if not new.any():
                 continue
             file, tag = self._file(one.mode, one.rank), plain_line(series.name)
@@ -136,7 +136,7 @@ class TensorBoardExport:
             ):
                 file.write(scalar_record(tag, value, step=step, at_s=at_us / _US))
                 self.written.scalars += 1
-            self._told.steps[key] = int(series.steps[-1])
+            self._exported.steps[key] = int(series.steps[-1])
 
     def _histograms(self) -> None:
         run = self._run
@@ -155,7 +155,7 @@ class TensorBoardExport:
             return
         clock = run.tensor(found.rows[0], collection).statistic(_NEEDED[0], rank, mode)
         at_s = dict(zip(clock.steps.tolist(), (clock.at_us / _US).tolist(), strict=True))
-        last = self._told.steps.get(key, -1)
+        last = self._exported.steps.get(key, -1)
         for column, step in enumerate(found.steps.tolist()):
             if step <= last:
                 continue
@@ -168,14 +168,14 @@ class TensorBoardExport:
                         histogram_record(tag, distribution, step=step, at_s=at_s.get(step, 0.0))
                     )
                     self.written.histograms += 1
-            self._told.steps[key] = step
+            self._exported.steps[key] = step
 
     def _issues(self) -> None:
         for issue in self._run.issues():
             key = (issue.issue_id, issue.state, issue.times)
-            if issue.incarnation != self._run.incarnation or key in self._told.issues:
+            if issue.incarnation != self._run.incarnation or key in self._exported.issues:
                 continue
-            self._told.issues.add(key)
+            self._exported.issues.add(key)
             self._file("train", 0).write(
                 text_record(
                     plain_line(f"issues/{issue.rule}"),
