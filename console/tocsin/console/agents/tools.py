@@ -196,10 +196,10 @@ async def _list_issues(request: Request[ListIssues]) -> ToolAnswer:
         limit=asked.limit,
     )
     found = await answers.list_issues(Request(request.source, wanted, request.now_ms))
-    told = _listed(found, "issues", _ISSUE)
-    for issue in told.data["issues"]:  # type: ignore[attr-defined]  # made right here
+    answer = _listed(found, "issues", _ISSUE)
+    for issue in answer.data["issues"]:  # type: ignore[attr-defined]  # made right here
         issue["feedback"] = [{name: one[name] for name in _FEEDBACK} for one in issue["feedback"]]
-    return told
+    return answer
 
 
 async def _explain_issue(request: Request[OneIssue]) -> ToolAnswer:

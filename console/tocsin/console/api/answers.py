@@ -192,14 +192,14 @@ async def list_stops(request: Request[ListStops]) -> Facts:
         limit=asked.limit,
         cursor=asked.cursor,
     )
-    told = []
+    stops = []
     for run in page.items:
         commands: Mapping[str, CommandSeen] = await source.commands(run.run_id)
         history = stop_history(run, commands, run.incarnation, source.prices)
         if history is not None:
             names = {"run_id": run.run_id, "incarnation": run.incarnation}
-            told.append({**history_facts(history), **names})
-    return _listing("stops", page.next, told, request.now_ms)
+            stops.append({**history_facts(history), **names})
+    return _listing("stops", page.next, stops, request.now_ms)
 
 
 async def get_stops_report(request: Request[SinceAlone]) -> Facts:

@@ -184,9 +184,9 @@ class BusSource:
         new = [name for name, run in found.items() if self._stored.get(name) != run]
         away = [name for name in new if self._view.run(name) is None or self._bus is None]
         if away:
-            told = RunsView()
-            await asyncio.to_thread(self._fold_stored, told, away)
-            self._view.fold(told)
+            stored = RunsView()
+            await asyncio.to_thread(self._fold_stored, stored, away)
+            self._view.fold(stored)
             for name in away:
                 if self._view.run(name) is None:
                     self._view.add(view_of(found[name]))

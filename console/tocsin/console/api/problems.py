@@ -57,13 +57,13 @@ def problem_texts() -> Sequence[tuple[Kind, int, str]]:
 
 def wrong_parameters(error: ValidationError) -> ProblemError:
     """What is wrong with the parameters of a request, by name."""
-    told = []
+    details = []
     for one in error.errors(include_url=False, include_context=False, include_input=False):
         name = ".".join(map(str, one["loc"])) or "parameters"
         words = one["msg"].removeprefix("Value error, ")
-        told.append(
+        details.append(
             f"{name}: unknown parameter"
             if one["type"] == "extra_forbidden"
             else f"{name}: {words[:1].lower()}{words[1:]}"
         )
-    return ProblemError("wrong_request", "; ".join(told))
+    return ProblemError("wrong_request", "; ".join(details))

@@ -63,9 +63,11 @@ def mark_texts(marks: Sequence[Mark], x_name: str, limit: int = 5) -> str:
     """The marks in words: `critical at step 900: NaN in …; …`; empty without any."""
     if not marks:
         return ""
-    told = [f"{m.severity} at {x_name} {m.step:,.6g}: {m.label.rstrip('.')}" for m in marks[:limit]]
+    texts = [
+        f"{m.severity} at {x_name} {m.step:,.6g}: {m.label.rstrip('.')}" for m in marks[:limit]
+    ]
     more = f"; and {len(marks) - limit:,} more" if len(marks) > limit else ""
-    return f"Marked: {'; '.join(told)}{more}"
+    return f"Marked: {'; '.join(texts)}{more}"
 
 
 def _group(group: Sequence[Mark], scale: Scale, top: float, bottom: float) -> str:

@@ -222,11 +222,11 @@ class Plot:
         marks = ""
         if x is not None and options.marks:
             marks = drawn_marks(options.marks, x, inside.top - 7, inside.bottom)
-        told = mark_texts(options.marks, options.x_name) if x is not None else ""
+        marks_text = mark_texts(options.marks, options.x_name) if x is not None else ""
         return image(
             *head, *self.drawn, marks,
             width=options.width, height=options.height, title=options.title, kind=kind,
-            description=joined([options.description.rstrip("."), *facts, told]),
+            description=joined([options.description.rstrip("."), *facts, marks_text]),
         )  # fmt: skip
 
 

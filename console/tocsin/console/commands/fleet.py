@@ -224,7 +224,7 @@ def quarantine_release(
     from tocsin.console.person import person_named, reason_given
     from tocsin.schemas.text import plain_line
 
-    said = asyncio.run(
+    released = asyncio.run(
         release(
             read_context(config, bus),
             run,
@@ -235,6 +235,6 @@ def quarantine_release(
         )
     )
     typer.echo(
-        f"{plain_line(said.rule)} is tried again in run {plain_line(said.run_id)}, "
+        f"{plain_line(released.rule)} is tried again in run {plain_line(released.run_id)}, "
         "from its next record on"
     )

@@ -92,11 +92,11 @@ def change_text(measured: Measured) -> str:
     change = measured.change
     if change is None:
         return f"not decided: {measured.why}"
-    told = _amount(change.change, change.relative, measured.unit)
+    amount = _amount(change.change, change.relative, measured.unit)
     if not measured.tested:
-        return told
+        return amount
     low, high = (_amount(one, change.relative, measured.unit) for one in (change.low, change.high))
-    return f"{told} ({low} to {high})"
+    return f"{amount} ({low} to {high})"
 
 
 def holds(condition: Condition, measured: Measured) -> bool:
@@ -134,39 +134,41 @@ def _verdict(
     measures: Sequence[Measured],
     judged: Sequence[Judged],
 ) -> str:
-    told = []
+    sentences = []
     causes = [one for one in found if one.kind != "outcome"]
     if causes:
         earliest = min(causes, key=lambda one: KINDS.index(one.kind))
         of_kind = [one for one in causes if one.kind == earliest.kind]
         more = f" and {len(of_kind) - 1:,} more" if len(of_kind) > 1 else ""
-        told.append(f"The runs differ first in {_IN_WORDS[earliest.kind]}: {earliest.text}{more}.")
-        told += [
+        sentences.append(
+            f"The runs differ first in {_IN_WORDS[earliest.kind]}: {earliest.text}{more}."
+        )
+        sentences += [
             f"{one.what[:1].upper()}{one.what[1:]} differs from step {one.step:,} on "
             f"({one.first}, then {one.second})."
             for one in causes
             if one.kind == "loss" and one.step is not None and one is not earliest
         ]
     else:
-        told.append("No difference was found in configuration, data, losses and gradients.")
+        sentences.append("No difference was found in configuration, data, losses and gradients.")
     changed = [one for one in measures if _worth_telling(one)]
     for one in changed[:4]:
-        told.append(f"{_SENTENCE.get(one.name, one.name)}: {change_text(one)}.")
+        sentences.append(f"{_SENTENCE.get(one.name, one.name)}: {change_text(one)}.")
     times = next((one for one in measures if one.name == "step_time"), None)
     if times is not None and times not in changed:
-        told.append(
+        sentences.append(
             f"The step time does not differ by more than noise: {change_text(times)}."
             if times.change is not None
             else f"The step time was {change_text(times)}."
         )
-    told += [_outcome(one) for one in found if one.kind == "outcome"]
+    sentences += [_outcome(one) for one in found if one.kind == "outcome"]
     failures = [one for one in judged if one.holds]
     if failures:
         texts = ", ".join(f"'{one.condition.text}'" for one in failures)
-        told.append(f"It fails: {texts}.")
+        sentences.append(f"It fails: {texts}.")
     elif judged:
-        told.append("No condition of --fail-if holds.")
-    return " ".join(told)
+        sentences.append("No condition of --fail-if holds.")
+    return " ".join(sentences)
 
 
 _ENDS: Final = {

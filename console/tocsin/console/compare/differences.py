@@ -62,8 +62,8 @@ def _configuration(first: RunNumbers, second: RunNumbers) -> Iterator[Difference
 
 
 def _program(numbers: RunNumbers) -> Mapping[str, str]:
-    said = list(numbers.events())
-    started = [one for one in said if isinstance(one, RunStarted)]
+    events = list(numbers.events())
+    started = [one for one in events if isinstance(one, RunStarted)]
     trainer = next((one for one in started if one.role == "trainer"), None)
     view = numbers.run.view
     found = {
@@ -86,7 +86,7 @@ def _program(numbers: RunNumbers) -> Mapping[str, str]:
             found[f"learning rate of group {group.index}"] = rate
         found |= {f"version of {name}": version for name, version in trainer.versions.items()}
     found |= {f"label {name}": value for name, value in labels.items()}
-    for one in said:
+    for one in events:
         if isinstance(one, TrainingPlanned) and one.total_steps is not None:
             found["planned steps"] = f"{one.total_steps:,}"
     return found

@@ -45,8 +45,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             console.print(Text(line, style="dim"), soft_wrap=True)
     for judged in comparison.conditions:
         word, style = ("FAILS", "bold red") if judged.holds else ("passes", "green")
-        told = f"  {judged.condition.text}: {change_text(judged.measured)}"
-        console.print(Text.assemble((word, style), told), soft_wrap=True)
+        result = f"  {judged.condition.text}: {change_text(judged.measured)}"
+        console.print(Text.assemble((word, style), result), soft_wrap=True)
 
 
 def _table(*columns: str) -> Table:

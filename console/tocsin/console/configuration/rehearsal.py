@@ -218,8 +218,8 @@ def replay_text(all_happened: Iterable[Happened], *, events: int) -> str:
         out.append(plain_line(f"run {run}"))
         out += [f"  {first.line(more)}" for first, *more in _folded(group)]
     counts = {name: sum(one.result == name for one in ordered) for name in _COUNTED}
-    told = ", ".join(f"{count:,} {_COUNTED[name]}" for name, count in counts.items() if count)
-    out.append(f"{events:,} issue records: {told or 'nothing would be sent'}")
+    summary = ", ".join(f"{count:,} {_COUNTED[name]}" for name, count in counts.items() if count)
+    out.append(f"{events:,} issue records: {summary or 'nothing would be sent'}")
     return "\n".join(out)
 
 

@@ -126,7 +126,7 @@ class Ended:
                 issue["severity"] != "info" for issue in summary.get("issues", [{"severity": "?"}])
             )
         stop = summary.get("stop") or {}
-        told = {
+        notified = {
             delivery["action"]
             for delivery in summary.get("deliveries", [])
             if delivery["issue"] == stop.get("issue") and delivery["state"] == "delivered"
@@ -135,7 +135,7 @@ class Ended:
             self.exit_code == STOPPED
             and summary.get("outcome") == "stopped"
             and stop.get("rule") == self.scenario.rule
-            and told >= {"demo-hook", "demo-mail"}
+            and notified >= {"demo-hook", "demo-mail"}
         )
 
 
@@ -270,7 +270,7 @@ class Demo:
     ) -> list[Moment]:
         if ended.scenario.fault is None:
             return []
-        told: list[TimelineEntry] = []
+        entries: list[TimelineEntry] = []
         run_id = ended.run_id
         partitions = [
             Partition(self._topics.telemetry, telemetry_partition(run_id)),
@@ -284,9 +284,9 @@ class Demo:
                 value = decode(read_meta(record.headers), record.value)
             except RecordError:
                 continue
-            told.append(TimelineEntry(record.append_ms, value))
+            entries.append(TimelineEntry(record.append_ms, value))
         return timeline(
-            told,
+            entries,
             receiver.received,
             mailbox.mails,
             fault_step=FAULT_STEP,

@@ -38,7 +38,7 @@ class Quarantine:
 
 def quarantines(view: RunsView) -> list[Quarantine]:
     """The rules with the status `error`, newest run first, with what their issue says. Pure."""
-    told = {
+    issues = {
         (issue.run_id, issue.incarnation, issue.subject.name): issue
         for issue in view.issues
         if issue.use == _FAILED
@@ -46,7 +46,7 @@ def quarantines(view: RunsView) -> list[Quarantine]:
     found: list[Quarantine] = []
     for run in view.runs:
         for rule in sorted(name for name, status in run.rules.items() if status == "error"):
-            issue = told.get((run.run_id, run.incarnation, rule))
+            issue = issues.get((run.run_id, run.incarnation, rule))
             facts = () if issue is None else issue.evidence.facts
             why = next((fact.value for fact in facts if fact.name == "error"), "")
             found.append(

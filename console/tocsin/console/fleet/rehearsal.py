@@ -141,8 +141,8 @@ async def replayed(loaded: LoadedConfig, past: Past, *, json_output: bool) -> st
     ratio = f", {found.span_s / found.seconds:,.0f} times real time" if found.seconds else ""
     read = f"{found.records:,} records of {found.span_s:,.0f} s in {found.seconds:.1f} s{ratio}"
     bad = f"; {found.unusable:,} could not be used" if found.unusable else ""
-    told = replay_text(happened, events=events)
-    return "\n".join(["issues:", *lines, f"{read}{bad}", "", "what would be done:", told])
+    actions_text = replay_text(happened, events=events)
+    return "\n".join(["issues:", *lines, f"{read}{bad}", "", "what would be done:", actions_text])
 
 
 async def compared(
@@ -157,8 +157,10 @@ async def compared(
     if json_output:
         return diff_json(found, events=events, more=difference_facts(issues))
     lines = difference_lines(issues) or ["none"]
-    told = diff_text(found, events=events)
-    return "\n".join(["issues that differ:", *lines, "", "what would be done differently:", told])
+    actions_text = diff_text(found, events=events)
+    return "\n".join(
+        ["issues that differ:", *lines, "", "what would be done differently:", actions_text]
+    )
 
 
 async def _rehearsed(loaded: LoadedConfig, found: Evaluation) -> list[Happened]:

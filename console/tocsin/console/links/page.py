@@ -84,7 +84,7 @@ def page_of(
     return _template().render(
         # Ours, and its hash is in the policy: not escaped.
         style=_STYLE,
-        said=message,
+        text=message,
         message=None if issue is None else message_of(issue),
         lines=[plain_line(answer.text) for answer in answers],
         stops=[f"The stop waits: {plain_line(stop.reason)}" for stop in waiting],

@@ -111,8 +111,8 @@ class LinkPages:
         except (BusError, TimeoutError) as error:
             reason = clip(str(error), 300) or "out of time"
             logger.warning("link not served", extra={"action": "link", "reason": reason})
-            said = "The bus does not answer now. Try again later."
-            return self._response(503, "refused", page_of(None, message=said))
+            message = "The bus does not answer now. Try again later."
+            return self._response(503, "refused", page_of(None, message=message))
 
     async def _show(self, link: Link) -> web.Response:
         async with self._alone, asyncio.timeout(_BUS_S):

@@ -38,7 +38,7 @@ def compare_content(
             "trouble": "",
             "asked": run_ids,
             "known": known[:LISTED],
-            "said": message,
+            "message": message,
             "comparison": comparison,
             "differences": [] if comparison is None else comparison.differences[:DIFFERENCES],
             "measures": [] if comparison is None else _measures(comparison),

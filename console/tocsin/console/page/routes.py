@@ -271,19 +271,19 @@ class Routes:
                 raise RefusedError(
                     403, "This page is from before a restart. Load it again; nothing was done."
                 )
-            said, status = await act(fields, person), 200
+            message, status = await act(fields, person), 200
             logger.info("answered on the page", extra={"action": "page", "by": person})
         except MissingPage as missing:
-            said, status = str(missing), 404
+            message, status = str(missing), 404
         except RefusedError as refusal:
-            said, status = refusal.text, refusal.status
+            message, status = refusal.text, refusal.status
         except BusError as error:
-            said, status = f"The bus does not answer, so nothing is sure: {error}", 503
+            message, status = f"The bus does not answer, so nothing is sure: {error}", 503
         except ConfigurationError as error:
-            said, status = f"Nothing was done: {error}", 409
+            message, status = f"Nothing was done: {error}", 409
         if "application/json" in request.headers.get("accept", ""):
-            return JSONResponse({"said": said}, status)
-        return self._message("Done" if status == 200 else "Not done", said, status, back)
+            return JSONResponse({"said": message}, status)
+        return self._message("Done" if status == 200 else "Not done", message, status, back)
 
     # -- sessions --------------------------------------------------------------------------
 
@@ -317,9 +317,9 @@ class Routes:
                     await asyncio.sleep(_FAILED_LOGIN_S)
                     raise RefusedError(403, "That is not the token of this page.")
         except RefusedError as refusal:
-            said, status = refusal.text, refusal.status
+            message, status = refusal.text, refusal.status
         except ValueError as error:
-            said, status = f"Your name: {error}", 400
+            message, status = f"Your name: {error}", 400
         else:
             answer = RedirectResponse(own_path(fields.get("next", "/")), 303)
             answer.set_cookie(
@@ -331,14 +331,14 @@ class Routes:
                 secure=request.headers.get("x-forwarded-proto") == "https",
             )
             return answer
-        return HTMLResponse(self._login_page("/", message=said), status)
+        return HTMLResponse(self._login_page("/", message=message), status)
 
     def _login_page(self, target: str, *, again: bool = False, message: str = "") -> str:
         return fragment(
             "login",
             next=own_path(target),
             again=again,
-            said=message,
+            message=message,
             person="",
             csrf=self._site.access.csrf,
         )

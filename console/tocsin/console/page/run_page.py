@@ -82,7 +82,7 @@ def snapshot(
     view = state.view
     own = [issue for issue in view.issues if issue.run_id == run_id]
     newest = [issue for issue in own if issue.incarnation == run.seen.incarnation]
-    told = gravest([i for i in newest if view.open(i)] or newest or own)
+    main_issue = gravest([i for i in newest if view.open(i)] or newest or own)
     published = run.seen.view
     commands = {key: seen for key, seen in view.commands.items() if seen.command.run_id == run_id}
     return Snapshot(
@@ -96,7 +96,7 @@ def snapshot(
             )
             for issue in own
         ],
-        story=None if told is None else story_of(view, commands, told, prices),
+        story=None if main_issue is None else story_of(view, commands, main_issue, prices),
         deliveries=[one for one in view.deliveries if one.run_id == run_id],
         stop=None
         if published is None

@@ -226,12 +226,14 @@ class Site:
             asked = (_meant(first, known), _meant(second, known))
             missing = [name for name in asked if name and name not in known]
             if missing or not all(asked) or asked[0] == asked[1]:
-                said = ""
+                message = ""
                 if missing:
-                    said = f"There is no run {missing[0]} on this bus."
+                    message = f"There is no run {missing[0]} on this bus."
                 elif all(asked):
-                    said = "Choose two different runs."
-                return await self._rendered(lambda: compare_content(None, None, asked, known, said))
+                    message = "Choose two different runs."
+                return await self._rendered(
+                    lambda: compare_content(None, None, asked, known, message)
+                )
             return await self._rendered(lambda: self._compared(asked, known))
 
         return View(

@@ -80,12 +80,12 @@ class StoredRuns:
         self._known = found
         for start in range(0, len(new), AT_ONCE):
             names = new[start : start + AT_ONCE]
-            told = await asyncio.to_thread(self._events_of, names)
+            view = await asyncio.to_thread(self._events_of, names)
             # What the manifests say, where the events are not readable.
             for name in names:
-                if told.run(name) is None:
-                    told.add(view_of(found[name]))
-            state.fold(told)
+                if view.run(name) is None:
+                    view.add(view_of(found[name]))
+            state.fold(view)
             self._changed()
 
     def _list(self) -> Mapping[str, StoredRun]:
@@ -100,11 +100,11 @@ class StoredRuns:
     def _events_of(self, names: Sequence[str]) -> RunsView:
         from tocsin.store.query.stored_facts import fold_stored
 
-        told = RunsView()
+        view = RunsView()
         if self._store is None:
-            return told
+            return view
         try:
-            fold_stored(self._store, told, self._topics, names)
+            fold_stored(self._store, view, self._topics, names)
         except (StoreError, MissingExtra) as error:
             logger.warning("stored runs cannot be read: %s", error, extra={"action": "store"})
-        return told
+        return view

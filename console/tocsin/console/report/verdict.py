@@ -31,16 +31,16 @@ def verdict(
 ) -> str:
     """One paragraph: the end, the issues, the stop, what costs time, what to do first."""
     view, issues = numbers.run.view, numbers.issues()
-    told = [_end(numbers, view, now_ms), _found(issues, view), _elsewhere(numbers)]
+    sentences = [_end(numbers, view, now_ms), _found(issues, view), _elsewhere(numbers)]
     if view is not None and (saved := saved_by_stop(view, prices)) is not None:
-        told.append(f"The stop saved {saved.text}." if saved.hours is not None else "")
+        sentences.append(f"The stop saved {saved.text}." if saved.hours is not None else "")
     training = next((one for one in sections if one.key == "training"), None)
     if training is not None and training.status != "not_captured":
-        told.append(training.finding)
+        sentences.append(training.finding)
     if view is not None and view.goodput is not None and view.goodput.share is not None:
-        told.append(f"{share_text(100 * view.goodput.share)} % of its time was productive.")
-    told.append(_next(issues, sections))
-    return " ".join(filter(None, told))
+        sentences.append(f"{share_text(100 * view.goodput.share)} % of its time was productive.")
+    sentences.append(_next(issues, sections))
+    return " ".join(filter(None, sentences))
 
 
 def status_of(numbers: RunNumbers) -> Status:
@@ -56,7 +56,7 @@ def facts(numbers: RunNumbers, now_ms: int) -> list[Figure]:
     """What the run is: times, places, versions."""
     run, view = numbers.run, numbers.run.view
     found = [Figure("run", run.run_id), Figure("incarnation", run.incarnation)]
-    started = [said for said in numbers.events() if isinstance(said, RunStarted)]
+    started = [event for event in numbers.events() if isinstance(event, RunStarted)]
     trainers = [one for one in started if one.role == "trainer"]
     if view is not None:
         end = view.outcome or view.state
@@ -146,13 +146,13 @@ def _found(issues: Sequence[IssueFiring], view: RunView | None) -> str:
     kind = f"The main finding is {main.severity}"
     if main.severity == "info":
         kind = "The rules found nothing worse than this, worth knowing"
-    told = f"{kind}: {plain_line(main.reason).rstrip('.')}."
+    text = f"{kind}: {plain_line(main.reason).rstrip('.')}."
     others = len(issues) - 1
     follow = sum(issue.consequence_of == main.issue_id for issue in issues)
     if others:
-        told += f" There {'is' if others == 1 else 'are'} {counted(others, 'other issue')}"
-        told += f", {follow:,} of them a consequence of it." if follow else "."
-    return told
+        text += f" There {'is' if others == 1 else 'are'} {counted(others, 'other issue')}"
+        text += f", {follow:,} of them a consequence of it." if follow else "."
+    return text
 
 
 def _elsewhere(numbers: RunNumbers) -> str:
@@ -169,11 +169,11 @@ def _next(issues: Sequence[IssueFiring], sections: Sequence[Section]) -> str:
     """What to do first: by the main finding, else by the sections that found something."""
     main = gravest([issue for issue in issues if issue.severity != "info"])
     if main is not None and main.remedy:
-        told = f"What to try: {plain_line(main.remedy).rstrip('.')}."
+        text = f"What to try: {plain_line(main.remedy).rstrip('.')}."
         if (good := main.last_good_checkpoint) is not None:
-            told += f" The checkpoint to resume from is {plain_line(good.path)}"
-            told += f" (step {number_text(good.step)})."
-        return told
+            text += f" The checkpoint to resume from is {plain_line(good.path)}"
+            text += f" (step {number_text(good.step)})."
+        return text
     hints = [one.title for one in sections if one.status in _JUDGED and one.advice]
     if not hints:
         return ""

@@ -89,8 +89,8 @@ def _action(
 ) -> str | None:
     nested = action.get("parameters")
     options = {**action, **nested} if isinstance(nested, dict) else dict(action)
-    said = str(options.get("name") or options.get("Name") or "")
-    word = re.sub("[^a-z]", "", said.lower())
+    name = str(options.get("name") or options.get("Name") or "")
+    word = re.sub("[^a-z]", "", name.lower())
     if word == "stoptraining":
         return STOP
     address = next((str(options[key]) for key in _ADDRESS_KEYS if options.get(key)), "")
@@ -100,7 +100,7 @@ def _action(
     if word == "sms":
         made = {"type": "sms", "to": [address], **({"region": region} if region else {})}
         return _receiver(SmsReceiver, made, loc, receivers, notes)
-    notes.add(loc, f"there is no action {said[:60]!r} here", "a receiver of another type: webhook")
+    notes.add(loc, f"there is no action {name[:60]!r} here", "a receiver of another type: webhook")
     return None
 
 

@@ -189,13 +189,13 @@ def _items(value: object) -> Sequence[object]:
 
 
 def _is_default(parameter: OldParameter, value: Plain) -> bool:
-    said = str(value).strip()
-    if said == parameter.default:
+    text = str(value).strip()
+    if text == parameter.default:
         return True
     try:
-        return float(said) == float(parameter.default)
+        return float(text) == float(parameter.default)
     except ValueError:
-        return said.lower() == parameter.default.lower()
+        return text.lower() == parameter.default.lower()
 
 
 def _valid(
@@ -214,12 +214,14 @@ def _valid(
             model.model_validate({**base, **params})
         except ValidationError as error:
             wrong = [one for one in problems_of_model(error, model, ()) if one.loc]
-            said = {str(one.loc[0]): one.message for one in wrong if str(one.loc[0]) in params}
-            for key in said or params:
+            messages = {str(one.loc[0]): one.message for one in wrong if str(one.loc[0]) in params}
+            for key in messages or params:
                 loc = (*placed.inner("RuleParameters").loc, prefix + key)
-                notes.add(loc, f"{key}: {said.get(key, 'does not go with the others')}")
-            params = {key: value for key, value in params.items() if key not in (said or params)}
-            if said or params:
+                notes.add(loc, f"{key}: {messages.get(key, 'does not go with the others')}")
+            params = {
+                key: value for key, value in params.items() if key not in (messages or params)
+            }
+            if messages or params:
                 continue
         return params
 

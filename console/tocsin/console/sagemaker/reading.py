@@ -93,12 +93,12 @@ def read_json(text: str, source: str) -> Document:
     try:
         json.loads(text)
     except ValueError as error:
-        line, column, said = 1, 1, str(error)
+        line, column, message = 1, 1, str(error)
         if isinstance(error, json.JSONDecodeError):
-            line, column, said = error.lineno, error.colno, error.msg
+            line, column, message = error.lineno, error.colno, error.msg
         comment = "//" in text.splitlines()[line - 1 : line][0][column - 1 :] if text else False
         hint = "JSON has no comments: remove this one" if comment else None
-        problem = PlacedProblem(source, line, column, "syntax", f"not valid JSON: {said}", hint)
+        problem = PlacedProblem(source, line, column, "syntax", f"not valid JSON: {message}", hint)
         raise ConfigProblems([problem], text) from None
     # Within JSON a tab is white space; YAML, which JSON is a part of, is read with places.
     document = load(text.replace("\t", " "), source=source)

@@ -43,7 +43,7 @@ class Senders:
     def __init__(self, *, after_ms: int, expect: Iterable[str] = (), now_ms: int) -> None:
         self._after_ms = after_ms
         self._senders = {name: _Sender(now_ms, expected=True) for name in expect}
-        self._looked_ms = now_ms
+        self._last_check_ms = now_ms
 
     def pinged(self, name: str, now_ms: int, *, ending: bool = False) -> Change | None:
         """A ping came. The change, if the sender was silent before.
@@ -75,8 +75,8 @@ class Senders:
         After a pause of this process (a suspended machine) nobody could be heard: all senders get
         that time, too.
         """
-        paused_ms = now_ms - self._looked_ms
-        self._looked_ms = now_ms
+        paused_ms = now_ms - self._last_check_ms
+        self._last_check_ms = now_ms
         if paused_ms > self._after_ms // 2:
             for sender in self._senders.values():
                 if not sender.silent:

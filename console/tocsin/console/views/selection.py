@@ -37,8 +37,8 @@ def choose_issue(view: RunsView, text: str) -> IssueFiring | RunView:
     if text and any(run.run_id.startswith(text) for run in view.runs):
         run = choose_run(view.runs, text)
         return _about(view, run.run_id) or run
-    if len(text) >= SHORTEST and (told := _delivered(view, text)) is not None:
-        return told
+    if len(text) >= SHORTEST and (issue := _delivered(view, text)) is not None:
+        return issue
     if len(text) < SHORTEST:
         raise ConfigurationError(
             f"{_quoted(text)}: expected a run, or at least {SHORTEST} characters of an issue's id; "

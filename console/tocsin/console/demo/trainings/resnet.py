@@ -129,18 +129,18 @@ class HangingBatches(IterableDataset):  # type: ignore[misc]  # torch has no typ
         data: Iterator[tuple[torch.Tensor, torch.Tensor]],
         *,
         hang_at: int,
-        say: Callable[[], None],
+        on_hang: Callable[[], None],
     ) -> None:
-        """`say` is called when it begins to hang."""
+        """`on_hang` is called when it begins to hang."""
         self._data = data
         self._hang_at = hang_at
-        self._say = say
+        self._on_hang = on_hang
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for _ in range(self._hang_at):
             yield next(self._data)
         never_written, _ = os.pipe()
-        self._say()
+        self._on_hang()
         os.read(never_written, 1)
 
 
@@ -171,8 +171,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     printer = common.Printer(every=arguments.print_every, times=arguments.times)
     if arguments.fault == "stall":
         at = arguments.fault_at
-        say = partial(printer.fault, "stall", at, "the data loader's worker hangs")
-        data = hanging(HangingBatches(data, hang_at=at, say=say))
+        on_hang = partial(printer.fault, "stall", at, "the data loader's worker hangs")
+        data = hanging(HangingBatches(data, hang_at=at, on_hang=on_hang))
     step = 0
     try:
         for step in range(arguments.steps):

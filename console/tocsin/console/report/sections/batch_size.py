@@ -24,10 +24,10 @@ _MAX_BOXES: Final = 4
 def batch_size(numbers: RunNumbers) -> Section:
     """The reference's condition: p95 of GPU, GPU memory and CPU are all below 70 %."""
     batch = _batch(numbers)
-    told = "" if batch is None else f" A batch has {batch:,} samples."
+    batch_text = "" if batch is None else f" A batch has {batch:,} samples."
     gpus = numbers.gpus()
     if not gpus:
-        return not_captured(KEY, _TITLE, f"{NO_GPU}{told}", HOW_GPU)
+        return not_captured(KEY, _TITLE, f"{NO_GPU}{batch_text}", HOW_GPU)
     boxes: list[Box] = []
     room: list[str] = []
     highest = 0.0
@@ -52,7 +52,7 @@ def batch_size(numbers: RunNumbers) -> Section:
     if room:
         finding = (
             f"GPU, its memory and the CPU are all below {_LIMIT:.0f} % in the 95th percentile on "
-            f"{len(room):,} of {len(gpus):,} GPUs: a larger batch would fit.{told}"
+            f"{len(room):,} of {len(gpus):,} GPUs: a larger batch would fit.{batch_text}"
         )
         factor = _FULL / highest if highest > 0 else 0.0
         times = f" of about {factor:.1f} times the size" if factor > 1.1 else ""
@@ -61,7 +61,7 @@ def batch_size(numbers: RunNumbers) -> Section:
             "the model does not grow with the batch, so more may fit."
         )
     else:
-        finding = f"Nothing speaks for a larger batch.{told}"
+        finding = f"Nothing speaks for a larger batch.{batch_text}"
         advice = ""
     return Section(
         key=KEY, title=_TITLE, finding=" ".join(filter(None, [finding, reported(issues)])),
@@ -95,7 +95,7 @@ def _together(gpus: Sequence[Gpu]) -> list[Box]:
 
 
 def _batch(numbers: RunNumbers) -> int | None:
-    for said in numbers.events():
-        if isinstance(said, DataLoaderSeen) and said.mode == "train" and said.batch_size:
-            return said.batch_size
+    for event in numbers.events():
+        if isinstance(event, DataLoaderSeen) and event.mode == "train" and event.batch_size:
+            return event.batch_size
     return None

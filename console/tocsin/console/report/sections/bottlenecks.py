@@ -169,10 +169,10 @@ def _without_gpus(nodes: list[Node], side: _Side) -> _Parts:
             if mean >= _HELD_PERCENT:
                 held.append(f"{node.name} the CPUs waited for I/O for {mean:.0f} %")
     status: Status = "info" if held else "good" if judged else "plain"
-    told = side.fine if judged else "Whether the job had to wait for a CPU was not sampled."
+    finding = side.fine if judged else "Whether the job had to wait for a CPU was not sampled."
     if held:
-        told = f"On {'; on '.join(held)} of the time."
-    return f"No GPU was sampled. {told}", figures, [], [], status
+        finding = f"On {'; on '.join(held)} of the time."
+    return f"No GPU was sampled. {finding}", figures, [], [], status
 
 
 def _over_time(node: Node, numbers: RunNumbers, side: _Side) -> str:

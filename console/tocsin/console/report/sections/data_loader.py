@@ -23,7 +23,7 @@ _MANY: Final = 2.0
 
 def data_loader(numbers: RunNumbers) -> Section:
     """Workers against cores (70 to 200 %, as in the reference), pinned memory, prefetch, waits."""
-    loaders = [said for said in numbers.events() if isinstance(said, DataLoaderSeen)]
+    loaders = [event for event in numbers.events() if isinstance(event, DataLoaderSeen)]
     times = numbers.step_times()
     waits = None if times is None else times.parts.get(_WAIT)
     if not loaders and waits is None:
@@ -66,9 +66,9 @@ def data_loader(numbers: RunNumbers) -> Section:
 def _neighbours(numbers: RunNumbers, loaders: list[DataLoaderSeen]) -> int:
     """How many ranks have such a loader on the node of the last one: they share its cores."""
     nodes = {
-        said.rank: said.node
-        for said in numbers.events()
-        if isinstance(said, RunStarted) and said.role == "trainer"
+        event.rank: event.node
+        for event in numbers.events()
+        if isinstance(event, RunStarted) and event.role == "trainer"
     }
     node = nodes.get(loaders[-1].rank, "")
     return len({one.rank for one in loaders if nodes.get(one.rank, "") == node})

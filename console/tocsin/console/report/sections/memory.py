@@ -76,8 +76,8 @@ def memory(numbers: RunNumbers) -> Section:
         rows += own
         if own:
             charts.append(_over_time(node, numbers))
-        told, grown = _judged(node)
-        findings.append(told)
+        finding, grown = _judged(node)
+        findings.append(finding)
         grows = grows or grown
         peak = node.column("memory.process_tree_bytes")
         if peak is not None:
@@ -118,11 +118,11 @@ def _judged(node: Node) -> tuple[str, bool]:
     limit = node.column("memory.limit_bytes")
     total = limit if limit is not None else node.column("memory.total_bytes")
     of = "" if total is None else f" of {value_text(float(np.nanmax(total)), 'bytes')}"
-    told = f"{whose} used at most {peak}{of} on {node.name}."
+    finding = f"{whose} used at most {peak}{of} on {node.name}."
     more = growth(used)
     if more is None or more < max(_MIN_BYTES, _GROWS * float(np.nanmedian(used))):
-        return told, False
-    return f"{told} It grew by {value_text(more, 'bytes')} in the last half of the run.", True
+        return finding, False
+    return f"{finding} It grew by {value_text(more, 'bytes')} in the last half of the run.", True
 
 
 def _over_time(node: Node, numbers: RunNumbers) -> str:

@@ -81,9 +81,11 @@ def worst(issues: Sequence[IssueFiring]) -> Status:
 
 def reported(issues: Sequence[IssueFiring]) -> str:
     """What rules have said of it: their sentences, each once; empty without any."""
-    told = dict.fromkeys(plain_line(issue.reason).rstrip(".") for issue in issues)
-    named = [f"The rule {issues[0].rule} reports: {'; '.join(list(told)[:3])}."] if told else []
-    more = len(told) - 3
+    reasons = dict.fromkeys(plain_line(issue.reason).rstrip(".") for issue in issues)
+    named = (
+        [f"The rule {issues[0].rule} reports: {'; '.join(list(reasons)[:3])}."] if reasons else []
+    )
+    more = len(reasons) - 3
     return "".join(named) + (f" And {more:,} more." if more > 0 else "")
 
 

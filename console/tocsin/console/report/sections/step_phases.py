@@ -141,9 +141,9 @@ def _device_table(numbers: RunNumbers) -> Table | None:
 def _named_phases(numbers: RunNumbers) -> Table | None:
     """Phases that the program or its framework has named."""
     totals: dict[str, list[float]] = {}
-    for said in numbers.events():
-        if isinstance(said, PhaseMark) and said.edge == "end" and said.duration_s is not None:
-            totals.setdefault(plain_line(said.name), []).append(said.duration_s)
+    for event in numbers.events():
+        if isinstance(event, PhaseMark) and event.edge == "end" and event.duration_s is not None:
+            totals.setdefault(plain_line(event.name), []).append(event.duration_s)
     if not totals:
         return None
     rows = [

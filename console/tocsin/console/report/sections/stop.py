@@ -26,11 +26,11 @@ def stop(numbers: RunNumbers, prices: PricesConfig) -> Section:
     history = None
     if view is not None:
         history = stop_history(view, every.commands, run.incarnation, prices)
-    told = [f"The run was not stopped by tocsin. {_sent(deliveries)}"]
+    sentences = [f"The run was not stopped by tocsin. {_sent(deliveries)}"]
     shown = []
     if history is not None:
         by = f" {history.requested_by}" if history.requested_by else ""
-        told = [
+        sentences = [
             f"A stop was requested{' by' if by else ''}{by}. Its newest state: "
             f"{history.view.state}. {_sent(deliveries)}"
         ]
@@ -38,13 +38,13 @@ def stop(numbers: RunNumbers, prices: PricesConfig) -> Section:
     failed = [one for one in deliveries if one.state in _BAD]
     advice = ""
     if failed:
-        told.append(f"{counted(len(failed), 'delivery', 'deliveries')} failed.")
+        sentences.append(f"{counted(len(failed), 'delivery', 'deliveries')} failed.")
         advice = (
             "`tocsin bus dlq` lists what could not be delivered; `tocsin drill` tests receivers."
         )
     tables = [_table(deliveries)] if deliveries else []
     return Section(
-        key=KEY, title=_TITLE, finding=" ".join(told), advice=advice,
+        key=KEY, title=_TITLE, finding=" ".join(sentences), advice=advice,
         status="warning" if failed else "plain", tables=tables, paragraphs=shown,
     )  # fmt: skip
 

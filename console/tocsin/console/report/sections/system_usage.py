@@ -67,29 +67,29 @@ def _judged(numbers: RunNumbers) -> tuple[str, str]:
     """The reference's three cases, by the 95th percentiles; without a GPU by the CPU alone."""
     cpu = _together([node.column("cpu.percent") for node in numbers.nodes()])
     gpu = _together([gpu.column("utilization_percent") for gpu in numbers.gpus()])
-    told = []
+    sentences = []
     if cpu.size:
-        told.append(f"The CPUs were busy for {_quantiles(cpu)}.")
+        sentences.append(f"The CPUs were busy for {_quantiles(cpu)}.")
     if not gpu.size:
-        told.append("No GPU was sampled.")
-        return " ".join(told), ""
-    told.append(f"The GPUs were busy for {_quantiles(gpu)}.")
+        sentences.append("No GPU was sampled.")
+        return " ".join(sentences), ""
+    sentences.append(f"The GPUs were busy for {_quantiles(gpu)}.")
     gpu95, gpu50 = np.percentile(gpu, (95, 50))
     cpu95 = float(np.percentile(cpu, 95)) if cpu.size else np.nan
     if gpu50 > _USED_PERCENT:
-        told.append("The GPUs are well used.")
-        return " ".join(told), ""
+        sentences.append("The GPUs are well used.")
+        return " ".join(sentences), ""
     if gpu95 < _USED_PERCENT and cpu95 > _USED_PERCENT:
-        return " ".join(told), (
+        return " ".join(sentences), (
             "The GPUs wait while the CPUs are busy: see the CPU bottlenecks, and give the job more "
             "CPU cores or less work on them."
         )
     if gpu95 < _USED_PERCENT and cpu.size:
-        return " ".join(told), (
+        return " ".join(sentences), (
             "Both are used little: a smaller machine would do, or a larger batch (see the batch "
             "size)."
         )
-    return " ".join(told), ""
+    return " ".join(sentences), ""
 
 
 def _quantiles(values: Floats) -> str:
