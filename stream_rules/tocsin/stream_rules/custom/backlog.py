@@ -72,7 +72,7 @@ class Output:
     `changed`: the runs, with their partitions, that a reader has to hear of.
     """
 
-    told: Sequence[Reported]
+    reported: Sequence[Reported]
     snapshots: Sequence[tuple[int, Snapshot]]
     covers: Mapping[int, int]
     changed: Sequence[tuple[int, str]]
@@ -207,11 +207,11 @@ class Backlog:
         for used in answer.used:
             key = (used.run_id, used.rule)
             self._spent[key] = self._spent.get(key, 0.0) + used.seconds
-        for told in answer.reported():
-            known = f"{told.issue.issue_id}/{told.issue.state}/{told.number}"
+        for reported in answer.reported():
+            known = f"{reported.issue.issue_id}/{reported.issue.state}/{reported.number}"
             if known not in self._remembered:
                 self._remembered[known] = None
-                self._reported.append(told)
+                self._reported.append(reported)
         while len(self._remembered) > _REMEMBERED:
             del self._remembered[next(iter(self._remembered))]
         if not self._advancing:

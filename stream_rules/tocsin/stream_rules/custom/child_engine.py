@@ -49,12 +49,12 @@ class ChildEngine:
     """The rules at work. `loaded` is what came of loading.
 
     Args:
-        say: sends a message to the worker; blocks until it has taken it.
+        send: sends a message to the worker; blocks until it has taken it.
     """
 
-    def __init__(self, hello: Hello, marker: Marker, say: Callable[[Message], None]) -> None:
+    def __init__(self, hello: Hello, marker: Marker, send: Callable[[Message], None]) -> None:
         self._hello = hello
-        self._say = say
+        self._send = send
         self._names = frozenset(entry.name for entry in hello.entries)
         specs, why = self._load(marker)
         disabled = [DisabledRule(rule=name, run_id=None, why=text) for name, text in why.items()]
@@ -116,7 +116,7 @@ class ChildEngine:
             for record in order.records:
                 self._apply(record)
                 if time.monotonic() - self._answered_s > _ANSWER_S:
-                    self._say(self._answer())
+                    self._send(self._answer())
         elif isinstance(order, Advance):
             self._guard.at("", order.partition, self._positions.get(order.partition, 0) - 1)
             self._reported += self._engine.tick(
@@ -131,7 +131,7 @@ class ChildEngine:
         elif isinstance(order, Drop) and self._engine.has(order.partition, order.run_id.encode()):
             self._engine.drop(order.partition, order.run_id)
         self._done += 1
-        self._say(self._answer(save=save or self._urgent()))
+        self._send(self._answer(save=save or self._urgent()))
 
     def _apply(self, record: Record) -> None:
         number = record.partition.number
@@ -169,11 +169,13 @@ class ChildEngine:
     def _answer(self, *, save: bool = False) -> Answer:
         done, self._done = self._done, 0
         saved = self._save() if save else None
-        told, self._reported = [_one_failure(one) for one in self._reported], []
+        reported, self._reported = [_one_failure(one) for one in self._reported], []
         self._answered_s = time.monotonic()
         return Answer(
             done=done,
-            told=tuple((one.issue.state, one.number, one.issue.model_dump_json()) for one in told),
+            told=tuple(
+                (one.issue.state, one.number, one.issue.model_dump_json()) for one in reported
+            ),
             used=self._guard.used(),
             due_ms=self._engine.next_due_ms(),
             saved=saved,

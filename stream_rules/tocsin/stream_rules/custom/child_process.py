@@ -129,11 +129,11 @@ class ChildProcess:
         """How it came to its end, which has come or comes in a moment."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(_END_S)
-        said = self.out_of_memory
-        if said is not None:
+        notice = self.out_of_memory
+        if notice is not None:
             culprit = None
-            if said.run_id is not None and said.rule is not None:
-                culprit = (said.run_id, said.rule)
+            if notice.run_id is not None and notice.rule is not None:
+                culprit = (notice.run_id, notice.rule)
             return ProcessExit("memory", culprit=culprit)
         return ProcessExit("exit", self.marker.read(), returncode=self.process.returncode)
 

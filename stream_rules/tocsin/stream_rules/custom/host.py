@@ -88,7 +88,7 @@ class CustomHost:
         self._loaded: Loaded | None = None
         self._nudge: Callable[[], None] = _nobody
         self._watched_s = 0.0
-        self._looked_s = time.monotonic()
+        self._last_check_s = time.monotonic()
         self._saved_s = 0.0
         self._closing = self._closed = False
         self._wake_read, self._wake_write = os.pipe()
@@ -278,8 +278,8 @@ class CustomHost:
     def _watched_now_s(self) -> float:
         """The seconds that the child was watched, now."""
         now_s = time.monotonic()
-        self._watched_s += min(now_s - self._looked_s, _GAP_S)
-        self._looked_s = now_s
+        self._watched_s += min(now_s - self._last_check_s, _GAP_S)
+        self._last_check_s = now_s
         return self._watched_s
 
     def _patience_s(self, child: ChildProcess) -> float | None:

@@ -48,7 +48,7 @@ class CustomRules:
         # Where others may take a run over: its newest states, by rule.
         self._keep = False
         self._newest: dict[tuple[int, str], dict[str, Snapshot]] = {}
-        self._told: list[Reported] = []
+        self._reported: list[Reported] = []
 
     def attached(self, nudge: Callable[[], None], *, keep: bool) -> None:
         """`keep`: runs may be lost to others, so what is saved of them is remembered."""
@@ -116,7 +116,7 @@ class CustomRules:
         self, partition: int, run_id: str, timeout_s: float, engine: PartitionEngine
     ) -> list[Snapshot]:
         """Somebody else has the run now. Drop it; its newest states, which are not written."""
-        self._told += self.save(timeout_s, engine)
+        self._reported += self.save(timeout_s, engine)
         newest = self._newest.get((partition, run_id), {})
         self.drop(partition, run_id)
         return list(newest.values())
@@ -146,8 +146,8 @@ class CustomRules:
             if run is not None:
                 run.dirty = True
                 self._urgent = True
-        earlier, self._told = self._told, []
-        return [*earlier, *(_with_look(told, engine) for told in taken.told)]
+        earlier, self._reported = self._reported, []
+        return [*earlier, *(_with_detail_request(one, engine) for one in taken.reported)]
 
     def save(self, timeout_s: float, engine: PartitionEngine) -> list[Reported]:
         """Have all saved that was handed over; what was found on the way."""
@@ -200,7 +200,7 @@ class CustomRules:
         )
 
 
-def _with_look(reported: Reported, engine: PartitionEngine) -> Reported:
+def _with_detail_request(reported: Reported, engine: PartitionEngine) -> Reported:
     """With the request that it brings, as for the other rules of the run."""
     run = engine.run(reported.issue.run_id)
     if run is None or run.state.ended:

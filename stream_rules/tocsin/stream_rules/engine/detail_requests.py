@@ -12,13 +12,13 @@ from typing import Final
 from tocsin.schemas.records.issues import IssueFiring, SubjectKind
 from tocsin.schemas.records.stops.commands import DetailRequest
 
-LOOK_STEPS: Final = 50
+DETAIL_STEPS: Final = 50
 """For how many steps more is asked for."""
 
-LOOK_EVERY_MS: Final = 600_000
+DETAIL_INTERVAL_MS: Final = 600_000
 """Between two requests to one run at least, by record time."""
 
-LOOK_WITHIN_MS: Final = 300_000
+DETAIL_WITHIN_MS: Final = 300_000
 """How long after the finding a request is worth something, by record time."""
 
 _OF_NUMBERS: Final[tuple[SubjectKind, ...]] = (
@@ -41,13 +41,13 @@ def detail_request(issue: IssueFiring, before_ms: int | None) -> DetailRequest |
     """
     if issue.state != "firing" or issue.severity == "info" or issue.subject.kind not in _OF_NUMBERS:
         return None
-    if before_ms is not None and issue.at_ms - before_ms < LOOK_EVERY_MS:
+    if before_ms is not None and issue.at_ms - before_ms < DETAIL_INTERVAL_MS:
         return None
     return DetailRequest(
         run_id=issue.run_id,
         incarnation=issue.incarnation,
         rule=issue.rule,
         issue_id=issue.issue_id,
-        steps=LOOK_STEPS,
-        not_after_ms=issue.at_ms + LOOK_WITHIN_MS,
+        steps=DETAIL_STEPS,
+        not_after_ms=issue.at_ms + DETAIL_WITHIN_MS,
     )

@@ -146,7 +146,7 @@ class Instance:
         try:
             return self.rule.next_due_ms()
         except Exception as error:
-            self._fail_untold(error)
+            self._fail_unreported(error)
             return None
 
     def status(self, *, ended: bool, stopped: bool) -> RuleStatus:
@@ -334,14 +334,16 @@ class Instance:
         if len(packed) <= MAX_STATE_BYTES or self.failed:
             return packed
         size, limit = f"{len(packed):,} bytes", f"{MAX_STATE_BYTES:,}"
-        self._fail_untold(StateTooLarge(f"its state has {size}, more than {limit} cannot be saved"))
+        self._fail_unreported(
+            StateTooLarge(f"its state has {size}, more than {limit} cannot be saved")
+        )
         self._shell.copies = {}
         return pack(self._state())
 
     def abandon(self) -> bytes:
         """Quarantine the rule though a call into it has not returned; its state as the payload of a
         snapshot record. From any thread. The process must not use the instance any more."""
-        self._fail_untold(RuleHangs("a call into it did not return"))
+        self._fail_unreported(RuleHangs("a call into it did not return"))
         self._shell.copies = {}
         return pack(self._state())
 
@@ -353,7 +355,7 @@ class Instance:
                 self._shell.copies = {rank: len(state) for rank, state in copies.items()}
                 own = b"".join([*copies.values(), self.rule.snapshot()])
             except Exception as error:
-                self._fail_untold(error)
+                self._fail_unreported(error)
                 self._shell.copies = {}
         self._shell.untold = self.unreported
         shell = dump_state(self._shell)
@@ -387,7 +389,7 @@ class Instance:
         self.unreported = shell.untold
         self.covers, self.touched = covers, migrates
 
-    def _fail_untold(self, error: Exception) -> None:
+    def _fail_unreported(self, error: Exception) -> None:
         self._quarantine(error)
         self.unreported = True
 

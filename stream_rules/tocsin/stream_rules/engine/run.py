@@ -262,7 +262,7 @@ class RunEngine:
                 )
                 if found:
                     reported += self._with_causes(found, at)
-        return [self._with_look(one) for one in reported]
+        return [self._with_detail_request(one) for one in reported]
 
     def _with_known_names(self, frame: TensorFrame) -> TensorFrame:
         """The same with the names object that came last, if it has the same names.
@@ -300,7 +300,7 @@ class RunEngine:
             yield reported
             yield from again
 
-    def _with_look(self, reported: Reported) -> Reported:
+    def _with_detail_request(self, reported: Reported) -> Reported:
         """With the request that it brings, unless the run has ended or was asked not long ago."""
         request = None if self.state.ended else detail_request(reported.issue, self.state.looked_ms)
         if request is None:
@@ -334,7 +334,7 @@ class RunEngine:
                 continue
             at = Moment(now_ms=due_ms, run=self.state)
             found = instance.call(_timer(at), at, fails_as=self._failing, input_seen=False)
-            reported += [self._with_look(one) for one in self._with_causes(found, at)]
+            reported += [self._with_detail_request(one) for one in self._with_causes(found, at)]
         return reported
 
     def _failures(self, now_ms: int) -> list[Reported]:

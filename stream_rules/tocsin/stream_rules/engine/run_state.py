@@ -395,8 +395,8 @@ class RunState:
             self.collections = sorted({*self.collections, *data.collections})[:MAX_COLLECTIONS]
 
     def _plan(self, data: TrainingPlanned) -> None:
-        told = data.model_dump(include={"total_steps", "done_steps", "source"}, exclude_none=True)
-        self.planned = self.planned.model_copy(update=told)
+        plan = data.model_dump(include={"total_steps", "done_steps", "source"}, exclude_none=True)
+        self.planned = self.planned.model_copy(update=plan)
 
     def _ended(self, data: RunEnded, rank: RankState | None, now_ms: int) -> None:
         if rank is None:

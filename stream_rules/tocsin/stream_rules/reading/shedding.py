@@ -64,7 +64,7 @@ class Shedding:
 
     def leaves_out(self, frame: TensorFrame) -> bool:
         """Whether this summary is not judged. One with NaN or Inf always is."""
-        return bool(self.spans) and self._span(frame) is not None and not _is_odd(frame)
+        return bool(self.spans) and self._span(frame) is not None and not _has_nonfinite(frame)
 
     def count(self, frame: TensorFrame) -> None:
         """One that is left out has come."""
@@ -78,6 +78,6 @@ class Shedding:
         return next((s for s in self.spans if s.tier == tier and s.has(frame.step)), None)
 
 
-def _is_odd(frame: TensorFrame) -> bool:
+def _has_nonfinite(frame: TensorFrame) -> bool:
     counts = (frame.count(name) for name in ("nans", "infs"))
     return any(count is not None and bool(count.any()) for count in counts)

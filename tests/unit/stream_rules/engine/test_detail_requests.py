@@ -11,7 +11,11 @@ from tocsin.schemas.records.stops.commands import DetailRequest
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition
 from tocsin.stream_rules.engine.configured_rules import rule_specs
-from tocsin.stream_rules.engine.detail_requests import LOOK_EVERY_MS, LOOK_STEPS, LOOK_WITHIN_MS
+from tocsin.stream_rules.engine.detail_requests import (
+    DETAIL_INTERVAL_MS,
+    DETAIL_STEPS,
+    DETAIL_WITHIN_MS,
+)
 from tocsin.stream_rules.engine.partitions import PartitionEngine
 from tocsin.stream_rules.engine.replay import replay
 from tocsin.stream_rules.engine.run import KEEP_MS
@@ -59,17 +63,17 @@ def test_a_finding_asks_for_more_of_the_training_that_it_is_of() -> None:
     assert look is not None
     assert (look.run_id, look.incarnation) == ("made", "made-1")
     assert (look.rule, look.issue_id) == ("nonfinite", told.issue.issue_id)
-    assert look.steps == LOOK_STEPS == 50
-    assert look.not_after_ms == told.issue.at_ms + LOOK_WITHIN_MS
+    assert look.steps == DETAIL_STEPS == 50
+    assert look.not_after_ms == told.issue.at_ms + DETAIL_WITHIN_MS
 
 
 def test_a_run_is_asked_at_most_once_in_ten_minutes_of_record_time() -> None:
     near = bad_again_and_again(gaps_s=[60, 300])
     assert len(replay(near.records)) > 2
     assert len(looks_of(near)) == 1
-    far = bad_again_and_again(gaps_s=[60, LOOK_EVERY_MS / 1000])
+    far = bad_again_and_again(gaps_s=[60, DETAIL_INTERVAL_MS / 1000])
     first, second = looks_of(far)
-    assert second.not_after_ms - first.not_after_ms >= LOOK_EVERY_MS
+    assert second.not_after_ms - first.not_after_ms >= DETAIL_INTERVAL_MS
 
 
 def test_another_training_of_the_run_does_not_begin_to_count_anew() -> None:

@@ -171,12 +171,12 @@ class Confusion(TensorRowRule[ConfusionParams, _State]):
         if pairs.any():
             i, j = divmod(int(np.argmax(np.where(pairs, shares, -1))), table.shape[1])
             others = [f"{a} as {b}" for a, b in np.argwhere(pairs).tolist() if (a, b) != (i, j)]
-            said = f"{100 * shares[i, j]:.0f} % of class {i} are predicted as class {j}{where}"
+            text = f"{100 * shares[i, j]:.0f} % of class {i} are predicted as class {j}{where}"
             limit = self.params.max_off_diag
         else:
             i = j = int(np.argmin(np.where(lasting.diagonal(), shares.diagonal(), 2)))
             others = [str(a) for a in np.flatnonzero(lasting.diagonal()).tolist() if a != i]
-            said = f"{100 * shares[i, i]:.0f} % of class {i} are predicted correctly{where}"
+            text = f"{100 * shares[i, i]:.0f} % of class {i} are predicted correctly{where}"
             limit = self.params.min_diag
         more = f", and so are {len(others)} other pairs" if others and i != j else ""
         more = f", and {len(others)} other classes" if others and i == j else more
@@ -184,7 +184,7 @@ class Confusion(TensorRowRule[ConfusionParams, _State]):
             about=mode,
             branch="off_diagonal" if i != j else "diagonal",
             subject=Subject(kind="tensor", name=f"class {i}", collection="confusion"),
-            reason=f"{said}{more}, while {100 * accuracy:.0f} % of all are predicted correctly",
+            reason=f"{text}{more}, while {100 * accuracy:.0f} % of all are predicted correctly",
             first_step=of.since,
             first_rank=self.state.tables[mode].rank,
             facts=(

@@ -127,14 +127,14 @@ class DiffersFromRun(TensorRowRule[DiffersFromRunParams, _State]):
         if name == at.run.run_id or (self._other is not None and self._other.known):
             return
         if name:
-            said = f"the run {name} is unknown: there is nothing to compare with"
+            reason = f"the run {name} is unknown: there is nothing to compare with"
         else:
-            said = "no run is configured for comparison"
+            reason = "no run is configured for comparison"
         yield Finding(
             about="not_found",
             branch="not_found",
             subject=Subject(kind="rule", name=self.name),
-            reason=said,
+            reason=reason,
             remedy="Set `other_run` to a completed run on this bus, within the retention of the "
             "telemetry (`tocsin status` lists them).",
         )

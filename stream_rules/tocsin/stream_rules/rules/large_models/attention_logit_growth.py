@@ -146,11 +146,13 @@ class AttentionLogitGrowth(TensorRowRule[AttentionLogitGrowthParams, _State]):
         name, level = levels.rows[first], float(levels.values[-1, first])
         series = levels.series(first, "largest attention logit", limit=params.limit)
         if branch == "limit":
-            said = f"the largest attention logit of {name} is {level:.4g}, above {params.limit:.4g}"
+            reason = (
+                f"the largest attention logit of {name} is {level:.4g}, above {params.limit:.4g}"
+            )
         elif branch == "growth":
             then = levels.first_since(levels.steps[-1] - params.window)
             before = float(then[first]) if then is not None else level
-            said = (
+            reason = (
                 f"the largest attention logit of {name} has grown from {before:.3g} to "
                 f"{level:.4g} in {min(params.window, levels.steps[-1] - levels.steps[0])} steps"
             )
@@ -159,7 +161,7 @@ class AttentionLogitGrowth(TensorRowRule[AttentionLogitGrowthParams, _State]):
             series = state.shares.series(
                 first, "entropy of the attention", unit="percent", limit=least
             )
-            said = (
+            reason = (
                 f"the attention of {name} sees one position: its entropy is {percent:.2g} % of the "
                 "largest possible"
             )
@@ -170,7 +172,7 @@ class AttentionLogitGrowth(TensorRowRule[AttentionLogitGrowthParams, _State]):
             found,
             kind="layer",
             branch=branch,
-            reason=said,
+            reason=reason,
             others=", and so do {} other layers",
             first_step=state.since[branch],
             severity="warning" if branch == "limit" else "info",

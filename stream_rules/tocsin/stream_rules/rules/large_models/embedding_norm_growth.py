@@ -131,10 +131,10 @@ class EmbeddingNormGrowth(TensorRowRule[EmbeddingNormGrowthParams, _State]):
         row = table.count("row_of_max")
         if branch == "ratio":
             which = "" if row is None else f" ({int(row[i])})"
-            said = f"the longest row{which} of {name} is {ratio:.3g} times as long as the mean"
+            reason = f"the longest row{which} of {name} is {ratio:.3g} times as long as the mean"
             series = state.ratio.series(i, "longest row against the mean", limit=params.ratio)
         else:
-            said = (
+            reason = (
                 f"the mean length of the rows of {name} has grown from {before[i]:.3g} to "
                 f"{mean:.3g} since half as many steps"
             )
@@ -145,7 +145,7 @@ class EmbeddingNormGrowth(TensorRowRule[EmbeddingNormGrowthParams, _State]):
             found,
             kind="layer",
             branch=branch,
-            reason=said,
+            reason=reason,
             others=", and {} other tables",
             first_step=state.since[branch],
             facts=(

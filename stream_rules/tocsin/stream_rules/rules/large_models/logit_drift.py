@@ -143,14 +143,14 @@ class LogitDrift(TensorRowRule[LogitDriftParams, _State]):
         i = int(np.argmax(bad))
         level = float(state.history.values[-1, i])
         away, slope = level - float(start[i]), float(slopes[i])
-        said = f", by {slope:+.3g} per 1,000 steps" if branch == "slope" else ""
+        slope_text = f", by {slope:+.3g} per 1,000 steps" if branch == "slope" else ""
         yield self.row_finding(
             table,
             [i],
             kind="layer",
             branch=branch,
             reason=f"the mean log Z of the logits of {table.rows[i]} has drifted from "
-            f"{start[i]:.3g} to {level:.4g}{said}",
+            f"{start[i]:.3g} to {level:.4g}{slope_text}",
             first_step=state.since[branch],
             severity="warning" if abs(away) > _FAR * params.limit else None,
             facts=(

@@ -243,12 +243,16 @@ class ReplicaDivergence(Rule[ReplicaDivergenceParams, _State]):
     def _diverged(self, about: str, step: int, diverged: list[_Differing]) -> Finding:
         group, differ = diverged[0]
         where = np.flatnonzero(differ)
-        odd = sorted({rank for each, _ in diverged for rank in each.diverging_ranks()})
+        diverging = sorted({rank for each, _ in diverged for rank in each.diverging_ranks()})
         first, ranks = group.rows[int(where[0])], sorted(group.variant)
         more = sum(int(d.sum()) for _, d in diverged) - 1
-        if odd:
-            who = f"rank {odd[0]}" if len(odd) == 1 else f"{len(odd)} ranks, first rank {odd[0]},"
-            verb = "has" if len(odd) == 1 else "have"
+        if diverging:
+            who = (
+                f"rank {diverging[0]}"
+                if len(diverging) == 1
+                else f"{len(diverging)} ranks, first rank {diverging[0]},"
+            )
+            verb = "has" if len(diverging) == 1 else "have"
             what = f"{who} {verb} other weights than the majority of {len(ranks)} replicas"
         else:
             what = f"the replicas on ranks {_list(ranks)} have different weights"
@@ -257,20 +261,22 @@ class ReplicaDivergence(Rule[ReplicaDivergenceParams, _State]):
             about=about,
             branch=DIVERGED,
             severity=None if sure else "warning",
-            subject=Subject(kind="rank", name=f"rank {odd[0]}")
-            if odd
+            subject=Subject(kind="rank", name=f"rank {diverging[0]}")
+            if diverging
             else Subject(kind="tensor", name=first, collection="weights"),
             reason=f"{what} at step {step}, and agreed before"
             f"{'' if sure else ', but only until they first changed'}: {first}"
             f"{f' and {more} more tensors' if more else ''}",
             first_step=step,
-            first_rank=odd[0] if odd else ranks[0],
+            first_rank=diverging[0] if diverging else ranks[0],
             remedy=None
             if sure
             else "If each rank is meant to have its own weights (local SGD, experts), switch this "
             "rule off. Otherwise check that gradients are averaged across ranks, and that frozen "
             "weights were not changed on one of them.",
-            evidence=self._evidence(group, odd, more + 1, named(group.rows, where[1:].tolist())),
+            evidence=self._evidence(
+                group, diverging, more + 1, named(group.rows, where[1:].tolist())
+            ),
         )
 
     def _never(self, step: int, groups: list[_Group]) -> Finding:
@@ -291,19 +297,23 @@ class ReplicaDivergence(Rule[ReplicaDivergenceParams, _State]):
         )
 
     def _evidence(
-        self, group: _Group, odd: list[int], rows: int, also: tuple[str, ...]
+        self, group: _Group, diverging: list[int], rows: int, also: tuple[str, ...]
     ) -> Evidence:
         return Evidence(
             facts=(
                 fact("replicas", len(group.variant)),
                 fact("different_weights", len(set(group.variant.values()))),
                 fact("tensors", rows),
-                *((fact("diverging_ranks", _list(odd)),) if odd else ()),
+                *((fact("diverging_ranks", _list(diverging)),) if diverging else ()),
             ),
             followed=max(0, rows - 1),
             also=also,
             explanation="by checksums of the bits of each parameter after this step"
-            + ("" if odd else "; two replicas, or no majority: which one is right is not known"),
+            + (
+                ""
+                if diverging
+                else "; two replicas, or no majority: which one is right is not known"
+            ),
         )
 
 

@@ -192,9 +192,9 @@ class CheckpointUnhealthy(Rule[CheckpointUnhealthyParams, _State]):
         known = kind.zeros
         new = [] if known is None else [name for name in read.zeros if name not in known]
         # Where names are left out of the list, one that is not in it may have been zero, too.
-        told = read.zero_tensors <= len(read.zeros)
+        all_listed = read.zero_tensors <= len(read.zeros)
         most = read.matrices >= _MIN_MATRICES and 2 * read.zero_tensors >= read.matrices
-        if not (most or (new and told)):
+        if not (most or (new and all_listed)):
             kind.zeros = list(read.zeros)
             yield Clear(step=max(0, read.checkpoint.step), about=_about("zeros", read.checkpoint))
             return

@@ -189,10 +189,10 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
                 yield from self._inspect_past(step, loss)
                 continue
             self._add(step, loss)
-            look = state.count >= state.next_look
-            if look or state.count % _EARLY == 0:
+            due = state.count >= state.next_look
+            if due or state.count % _EARLY == 0:
                 yield from self._inspect_early(step, at)
-            if look:
+            if due:
                 state.next_look = math.ceil(state.next_look * _GROWTH)
                 yield from self._inspect(step)
 

@@ -162,13 +162,13 @@ class Dataloader(Rule[DataloaderParams, _State]):
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state = self.state
         if state.rank_series.overtaken_by(frame):
-            loader, nodes, said = state.loader, state.node_of, state.said
+            loader, nodes, advised = state.loader, state.node_of, state.said
             state = self.state = _State(
                 rank_series=state.rank_series,
                 loader=loader,
                 node_of=nodes,
                 starving=state.starving,
-                said=said,
+                said=advised,
             )
         if not state.rank_series.accepts(frame):
             return
