@@ -59,7 +59,7 @@ def build(name: str, device: str) -> tuple[torch.nn.Module, torch.optim.Optimize
 def naive(model: torch.nn.Module) -> Watch:
     """Nine statistics of each gradient and weight at each step, each fetched by itself."""
 
-    def look(_: int) -> None:
+    def fetch(_: int) -> None:
         for parameter in model.parameters():
             for tensor in (parameter.detach(), parameter.grad):
                 if tensor is None:
@@ -70,7 +70,7 @@ def naive(model: torch.nn.Module) -> Watch:
                 ):  # fmt: skip
                     value.item()
 
-    return look
+    return fetch
 
 
 def wandb_watch(model: torch.nn.Module) -> Watch:

@@ -120,8 +120,8 @@ def watch(shape: str, runs: int, ranks: int) -> Watched:
         sent = [record for part in parts for record in part]
         began = time.process_time()
         for half in (sent[: len(sent) // 2], sent[len(sent) // 2 :]):
-            told = take(service, half)
-            found |= {one.key for one in told if b'"nonfinite"' in (one.value or b"")}
+            issues = take(service, half)
+            found |= {one.key for one in issues if b'"nonfinite"' in (one.value or b"")}
             started = time.process_time()
             service.snapshots(force=False)
             # The first one writes all states, which a fleet that runs has done long ago.

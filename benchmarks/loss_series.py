@@ -69,8 +69,8 @@ def main() -> None:
     for points in runs.values():
         for third in range(3):
             part = points[third * len(points) // 3 :]
-            said = reported(part, specs, classes=args.classes, optimizers=args.optimizers)
-            (found if third else whole).update(said)
+            issues = reported(part, specs, classes=args.classes, optimizers=args.optimizers)
+            (found if third else whole).update(issues)
     count = sum(map(len, runs.values()))
     if args.json:
         report = {"runs": len(runs), "points": count, "whole": whole, "resumed": found}

@@ -93,7 +93,7 @@ def paint(folder: Path) -> bool:
             sizes.append(browser.run(_SIZE))
             assert len(browser.all(".run")) == 50
     print(f"overview of {RUNS:,} stored runs, HTML {max(sizes) / 1024:.0f} kB")
-    return told("first contentful paint", taken, LIMITS["paint"], "s")
+    return report("first contentful paint", taken, LIMITS["paint"], "s")
 
 
 _SIZE = "return performance.getEntriesByType('navigation')[0].transferSize"
@@ -123,7 +123,7 @@ def zoom(folder: Path) -> bool:
         ]
         shown = browser.text("#zoom-count")
     print(f"one line of {STEPS:,} points; last {shown}")
-    return told("zoomed", taken, LIMITS["zoom"], "s")
+    return report("zoomed", taken, LIMITS["zoom"], "s")
 
 
 def zoomed(browser: Browser, low: float, high: float) -> float:
@@ -169,7 +169,7 @@ async def _viewers(folder: Path) -> bool:
                 after, wall_s = server.cpu_times(), time.monotonic() - began
                 spent = after.user + after.system - before.user - before.system
                 rate = page.received / wall_s / 1024
-                good &= told(f"{count} viewers of a live run", [100 * spent / wall_s],
+                good &= report(f"{count} viewers of a live run", [100 * spent / wall_s],
                              LIMITS["viewers"], "% of a core")  # fmt: skip
                 print(
                     f"  {page.events / count / wall_s:.1f} events/s each, {rate:,.0f} kB/s in all"
@@ -186,7 +186,7 @@ async def _viewers(folder: Path) -> bool:
                         await asyncio.wait_for(page.seen.wait(), 60)
                         taken.append(time.monotonic() - started)
                         await asyncio.sleep(0.7)
-                    good &= told("an issue at a viewer", taken, LIMITS["issue"], "s")
+                    good &= report("an issue at a viewer", taken, LIMITS["issue"], "s")
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
             writing.cancel()
@@ -331,7 +331,7 @@ def serving(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
         process.stderr.close()
 
 
-def told(what: str, values: Sequence[float], limit: float, unit: str) -> bool:
+def report(what: str, values: Sequence[float], limit: float, unit: str) -> bool:
     """Print median and range; whether the median is within the limit."""
     middle = statistics.median(values)
     good = middle <= limit

@@ -74,9 +74,9 @@ def train(folder: Path, run_id: str, steps: int) -> float:
 
 def replay(folder: Path, *words: str) -> tuple[float, float]:
     """Processor and wall time of a replay that has found the NaN."""
-    told, cpu_s, wall_s = tocsin(folder, "replay", *words)
-    if "nonfinite" not in told:
-        raise SystemExit(f"the fault was not found: {told}")
+    output, cpu_s, wall_s = tocsin(folder, "replay", *words)
+    if "nonfinite" not in output:
+        raise SystemExit(f"the fault was not found: {output}")
     return cpu_s, wall_s
 
 

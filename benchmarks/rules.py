@@ -122,10 +122,10 @@ def measure(
     while time.process_time() < until:
         engine = PartitionEngine(specs)
         started = time.process_time()
-        told = [one for record in records for one in engine.apply(record)]
+        reported = [one for record in records for one in engine.apply(record)]
         best = min(best, time.process_time() - started)
-        if told:
-            raise SystemExit(f"{what}: a healthy run gave {told[0].issue.reason}")
+        if reported:
+            raise SystemExit(f"{what}: a healthy run gave {reported[0].issue.reason}")
     return Figure(what, len(records) / best, rows / best, best / len(records) * 1e6)
 
 
