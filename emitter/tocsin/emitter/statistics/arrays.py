@@ -30,8 +30,8 @@ class Rows:
     """Full rows of T tensors.
 
     Attributes:
-        values: `[T, 7]`, the STATISTIC_COLUMNS.
-        counts: `[T, 4]`, the COUNT_COLUMNS.
+        values: `[T, 7]`, float32, the STATISTIC_COLUMNS.
+        counts: `[T, 4]`, uint64, the COUNT_COLUMNS.
     """
 
     values: Floats
@@ -54,7 +54,7 @@ def block(turn: int, n: int) -> slice:
 
 
 def square_sum(flat: Array) -> float:
-    """Sum of squares, in float64 over runs that are summed in the array's own type."""
+    """Sum of squares of `[n]` floats, in float64 over runs that are summed in their own type."""
     whole = flat.size - flat.size % BLOCK
     runs, rest = flat[:whole].reshape(-1, BLOCK), flat[whole:]
     # NumPy 1 has no vecdot.
@@ -64,7 +64,10 @@ def square_sum(flat: Array) -> float:
 
 
 class ExactRow:
-    """Adds up one tensor, chunk by chunk, in float64. Statistics are over the finite values."""
+    """Adds up one tensor, chunk by chunk, in float64. Statistics are over the finite values.
+
+    The variances of the chunks are joined as by Chan, Golub and LeVeque (1979).
+    """
 
     def __init__(self) -> None:
         self._low, self._high = np.inf, -np.inf
@@ -72,7 +75,7 @@ class ExactRow:
         self._numel = self._finite = self._zeros = self._nans = 0
 
     def add(self, chunk: Doubles) -> None:
-        """Take one more chunk, flat."""
+        """Take one more chunk, `[n]`."""
         finite = np.isfinite(chunk)
         n = int(np.count_nonzero(finite))
         good = chunk if n == chunk.size else chunk[finite]
@@ -96,7 +99,7 @@ class ExactRow:
             self._spread += square_sum(apart) + shift * shift * before * n / self._finite
 
     def row(self) -> tuple[Doubles, Counts]:
-        """STATISTIC_COLUMNS, zeros where nothing is finite, and COUNT_COLUMNS."""
+        """STATISTIC_COLUMNS `[7]`, zeros where nothing is finite, and COUNT_COLUMNS `[4]`."""
         infs = self._numel - self._finite - self._nans
         counts = np.array((self._numel, self._zeros, self._nans, infs), np.uint64)
         if self._finite == 0:
@@ -116,7 +119,8 @@ def is_numbers(dtype: np.dtype[Any]) -> bool:
 
 
 def real_numbers(array: Array) -> Array:
-    """The numbers of an array, flat; of complex ones the real and imaginary parts side by side.
+    """The numbers of an array of any shape, as `[n]`; of complex ones the real and imaginary parts
+    side by side.
 
     A view where the memory has no gaps; in the order of the memory, not of the indices.
 
@@ -132,7 +136,9 @@ def real_numbers(array: Array) -> Array:
 
 
 def row_of(array: Array) -> tuple[Doubles, Counts]:
-    """The row of one array; takes memory for one chunk, and for a copy if the array has gaps.
+    """The statistics `[7]`, float64, and counts `[4]` of an array of any shape and type of number.
+
+    Takes memory for one chunk, and for a copy if the array has gaps.
 
     Raises:
         TypeError: its elements are no numbers.
@@ -145,14 +151,14 @@ def row_of(array: Array) -> tuple[Doubles, Counts]:
 
 
 def as_float32(values: Doubles) -> Floats:
-    """In float32; what is beyond its range becomes its largest number."""
+    """An array of any shape in float32; what is beyond its range becomes its largest number."""
     limit = float(np.finfo(np.float32).max)
     return narrowed(np.clip(values, -limit, limit))
 
 
 def narrowed(values: Array) -> Floats:
-    """In float32; what is too small for it is zero, also where the user lets NumPy raise for that
-    (`numpy.seterr`).
+    """An array of any shape in float32; what is too small for it is zero, also where the user lets
+    NumPy raise for that (`numpy.seterr`).
     """
     with np.errstate(all="ignore"):
         return values.astype(np.float32)

@@ -12,7 +12,7 @@ from tocsin.emitter.statistics.driver_objects import DriverObjects
 
 
 class HostCopy(DriverObjects):
-    """A copy of a small tensor to the host, started now and read later.
+    """A copy of a small tensor of any shape to the host, started now and read later.
 
     On CUDA it goes into pinned memory behind the work already queued; an event shows when it is
     there. Other devices have no such event: they are copied when first asked, a step later.
@@ -41,7 +41,10 @@ class HostCopy(DriverObjects):
         return asked or self._host is not None
 
     def values(self) -> npt.NDArray[np.float64]:
-        """The copied numbers, `[n]`; only if `ready`."""
+        """The copied numbers, float64, in the shape of the source; only if `ready`.
+
+        Waits on devices other than CUDA, which are copied here.
+        """
         if self._host is None:
             assert self._source is not None
             self._host = self._source.cpu()
@@ -51,7 +54,7 @@ class HostCopy(DriverObjects):
 
 
 def by_device(tensors: Sequence[torch.Tensor]) -> dict[torch.device, list[int]]:
-    """The indices of the tensors on each device."""
+    """The indices of the tensors, of any shape, on each device."""
     places: dict[torch.device, list[int]] = {}
     for i, tensor in enumerate(tensors):
         places.setdefault(tensor.device, []).append(i)
@@ -59,9 +62,10 @@ def by_device(tensors: Sequence[torch.Tensor]) -> dict[torch.device, list[int]]:
 
 
 def on_device(number: float | torch.Tensor, home: torch.device) -> torch.Tensor:
-    """A number as a tensor of one element, float32, on that device; never waits for it.
+    """A number, or a tensor of one element, as a tensor `[1]`, float32, on that device.
 
-    A copy from the host's memory would: a number of the host is filled in instead.
+    Never waits for it. A copy from the host's memory would: a number of the host is filled in
+    instead.
     """
     if isinstance(number, torch.Tensor) and number.device.type != "cpu":
         return number.detach().to(home, torch.float32).reshape(1)

@@ -46,7 +46,7 @@ _numpy_types: Final = frozenset(
 
 
 def host_rows(tensors: Sequence[torch.Tensor]) -> Rows:
-    """Rows of tensors `[n]` on the CPU, of any type that `dense` returns. Never starts a thread."""
+    """Rows of tensors on the CPU, each `[n]`, as `dense` returns them. Never starts a thread."""
     values = np.zeros((len(tensors), len(STATISTIC_COLUMNS)), np.float64)
     counts = np.zeros((len(tensors), len(COUNT_COLUMNS)), np.uint64)
     small: list[int] = []
@@ -87,7 +87,7 @@ def as_numpy(tensor: torch.Tensor) -> Array:
 def exact_row(tensor: torch.Tensor) -> tuple[Doubles, Counts]:
     """The statistics `[7]` in float64, and exact counts `[4]`, of a tensor of any shape.
 
-    Over the finite values. Slow: 2 ns per element.
+    Over the finite values. Slow: 2 ns per element. Waits for a tensor that is on a GPU.
     """
     exact = ExactRow()
     for chunk in tensor.detach().split(SINGLE):

@@ -26,8 +26,9 @@ _CELLS: Final = 7  # sum, l2, l1, min, max, variance, how many are not zero
 class PackedRows:
     """Rows of tensors `[n]` on one device, in two steps.
 
-    `packed` is queued when the constructor returns; `rows` turns a copy of it on the host into
-    statistics. Reads the tensors only once.
+    `packed`, `[7 * parts]`, float64, is queued when the constructor returns; it is None if all
+    tensors are empty. `rows` turns a copy of it on the host into statistics. Reads the tensors only
+    once.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -53,8 +54,8 @@ class PackedRows:
         return torch.cat(cells, dim=1).reshape(-1) if cells else None
 
     def rows(self, copied: Doubles) -> Rows:
-        """The statistics, of a copy of `packed`. Counts of NaN and infinities are lower bounds: 1
-        where there is at least one; such a row's statistics are zeros.
+        """The statistics, of a copy of `packed` in its shape. Counts of NaN and infinities are
+        lower bounds: 1 where there is at least one; such a row's statistics are zeros.
         """
         n = len(self._numel)
         values = np.zeros((n, len(STATISTIC_COLUMNS)), np.float64)

@@ -63,7 +63,10 @@ def _bits(dtype: torch.dtype) -> _Bits:
 
 
 class LowPrecision:
-    """The ends of those of the flat tensors that are of low precision. On a GPU they come later."""
+    """How much of each tensor of low precision, `[n]`, is at the ends of its type's range.
+
+    Other tensors are left out. Of those on a GPU it comes later.
+    """
 
     def __init__(self, names: Sequence[str], flat: Sequence[torch.Tensor]) -> None:
         kept = [i for i, tensor in enumerate(flat) if tensor.dtype in _TYPES]
@@ -97,7 +100,7 @@ class LowPrecision:
 
     @property
     def rows(self) -> tuple[Floats, Counts]:
-        """LOW_PRECISION_COLUMNS, and `numel`, of `names`, once they are ready."""
+        """LOW_PRECISION_COLUMNS `[names, 2]`, and `numel` `[names, 1]`, once they are ready."""
         for at, copy in self._copies:
             np.add.at(self._counts, at, copy.values().astype(np.int64).reshape(-1, 3))
         self._copies.clear()

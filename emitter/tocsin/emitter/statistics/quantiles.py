@@ -34,7 +34,7 @@ Array = npt.NDArray[Any]
 
 
 def sample_of(flat: Array) -> Array:
-    """The sample of a flat array; a view."""
+    """The sample of an array `[n]`: itself, or `[32, 32]` of more than 1,024 numbers; a view."""
     if flat.size <= SAMPLE:
         return flat
     apart = flat.size // BLOCKS
@@ -42,9 +42,9 @@ def sample_of(flat: Array) -> Array:
 
 
 def quantile_rows(samples: Sequence[Array]) -> Floats:
-    """QUANTILES of the finite numbers of each array; zeros where there are none.
+    """QUANTILES of the finite numbers of each array: `[arrays, 5]`; zeros where there are none.
 
-    Between two numbers they are interpolated, as NumPy does.
+    The arrays are real and of any shape. Between two numbers they are interpolated, as NumPy does.
     """
     found = np.zeros((len(samples), len(QUANTILES)), np.float64)
     # Those of a size together: rows of one matrix, with NaN at their ends, which is sorted last.

@@ -32,7 +32,7 @@ _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
 
 def is_readable(thing: object, of: frozenset[torch.dtype] = FLOATS) -> TypeGuard[torch.Tensor]:
-    """Whether this is a dense tensor of one of these types that can be read now."""
+    """Whether this is a dense tensor, of any shape and one of these types, to be read now."""
     if type(thing) not in _PLAIN and not _is_harmless(thing):
         return False
     assert isinstance(thing, torch.Tensor)

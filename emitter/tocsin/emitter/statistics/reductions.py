@@ -105,7 +105,7 @@ def _norm(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Summary:
-    """Full rows of flat tensors on one device, in two steps.
+    """Full rows of tensors on one device, each `[n]`, in two steps.
 
     On a GPU `packed` is queued when the constructor returns, to be copied to the host; `rows` turns
     the copy into statistics. On the CPU the numbers are there at once and `packed` is None.
@@ -121,11 +121,11 @@ class Summary:
 
     @property
     def packed(self) -> torch.Tensor | None:
-        """What is to be copied; None: nothing."""
+        """What is to be copied, `[m]`, float64, on their device; None: nothing."""
         return None if self._packed is None else self._packed.packed
 
     def rows(self, copied: Doubles | None = None) -> Rows:
-        """The statistics; on a GPU from a copy of `packed` on the host."""
+        """The statistics; on a GPU from a copy of `packed` on the host, `[m]`."""
         if self._rows is not None:
             return self._rows
         assert self._packed is not None
@@ -133,10 +133,10 @@ class Summary:
 
 
 def rows_of_norms(norm: Floats | Doubles, numel: Sequence[int]) -> tuple[Floats, Counts]:
-    """What is known of tensors that are gone when their norms arrive from the GPU.
+    """What is known of T tensors that are gone when their norms, `[T]`, arrive from the GPU.
 
-    Columns `l2`, and `numel nans infs`; the counts of NaN and infinities are lower bounds: 1 where
-    there is at least one.
+    Columns `l2`, `[T, 1]`, and `numel nans infs`, `[T, 3]`; the counts of NaN and infinities are
+    lower bounds: 1 where there is at least one.
     """
     counts = np.zeros((len(norm), 3), np.uint64)
     counts[:, 0] = numel

@@ -21,7 +21,7 @@ from tocsin.schemas.records.frames import (
 class Table:
     """Numbers of the tensors of one collection, to be sent as one frame.
 
-    `values[i, j]` is `columns[j]` of `names[i]`, `counts[i, j]` likewise of `count_columns`.
+    `values` is float32 `[names, columns]`, `counts` uint64 `[names, count_columns]`.
     """
 
     collection: str

@@ -16,7 +16,7 @@ from tocsin.schemas.records.frames import Floats
 
 
 class Quantiles:
-    """Quantiles of flat tensors. On a GPU they come later."""
+    """Quantiles of real tensors, each `[n]`. On a GPU they come later."""
 
     def __init__(self, flat: Sequence[torch.Tensor]) -> None:
         self._numel = [tensor.numel() for tensor in flat]

@@ -35,7 +35,7 @@ class Wanted(NamedTuple):
 
 
 class TensorRows:
-    """Rows of flat tensors, of one device or several. On a GPU they come later.
+    """Rows of tensors, each `[n]`, of one device or several. On a GPU they come later.
 
     With `precision` those of low precision have a second table.
     """
@@ -89,7 +89,7 @@ class TensorRows:
 
     @property
     def norms(self) -> Floats:
-        """The L2 norm of each; NaN or infinite where a tensor is."""
+        """The L2 norm of each, `[names]`, once ready; NaN or infinite where a tensor is."""
         rows = self.rows
         l2 = rows.values[:, STATISTIC_COLUMNS.index("l2")].copy()
         l2[rows.counts[:, 3] > 0] = np.inf

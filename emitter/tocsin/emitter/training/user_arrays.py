@@ -43,7 +43,10 @@ class _Capsule:
 
 
 def as_array(array: object) -> npt.NDArray[Any]:
-    """A NumPy view or copy of it. What NumPy has no type for (bfloat16) becomes float32.
+    """A NumPy view or copy of an array of any shape, in that shape.
+
+    Of a PyTorch tensor it is `[n]`, and of a masked array what is not masked, `[n]`.
+    What NumPy has no type for (bfloat16) becomes float32. Waits for an array on a GPU.
 
     Raises:
         ConfigurationError: it is no array of numbers.
@@ -67,7 +70,11 @@ def frame_of(
     collection: str,
     step: int,
 ) -> TensorFrame:
-    """The summary of some arrays, each a row."""
+    """The summary of some arrays of any shape, each a row.
+
+    Raises:
+        TypeError: the elements of one are no numbers.
+    """
     flat = [real_numbers(array) for array in arrays.values()]
     rows = [row_of(numbers) for numbers in flat]
     samples = [sample_of(numbers) for numbers in flat]
