@@ -66,7 +66,7 @@ def _following(step: int) -> int:
 
 
 class Checksums:
-    """Checksums of parameters as they are now. Those on a GPU come later."""
+    """Checksums of named parameters, of any shape, as they are now. Those on a GPU come later."""
 
     def __init__(self, parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
         names: list[str] = []

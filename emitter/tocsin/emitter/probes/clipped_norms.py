@@ -30,7 +30,10 @@ class _Call(NamedTuple):
 
 
 class Clipped:
-    """The norms before one step's gradients were clipped, of the parts that make it up."""
+    """The norms before one step's gradients were clipped, of the parts that make it up.
+
+    Each norm is a number, or a tensor `[1]` on a GPU.
+    """
 
     def __init__(self, norms: list[Loss], limits: list[float]) -> None:
         self._norms = on_host(norms)
@@ -44,7 +47,8 @@ class Clipped:
     def norms(self) -> tuple[float, float]:
         """The L2 norm before and after, of all parts together; once they are ready.
 
-        After: what `clip_grad_norm_` makes of the one before, by its documentation.
+        After: what `torch.nn.utils.clip_grad_norm_` makes of the one before: it multiplies by
+        min(1, limit / (norm + 1e-6)).
         """
         held = self._norms
         found = held.values().tolist() if isinstance(held, HostCopy) else held
@@ -68,7 +72,10 @@ class ClippedNorms:
         """The parameters of a call that were all those of the main optimizer."""
 
     def add(self, parameters: object, norm: object, limit: float) -> None:
-        """Note the L2 norm of these parameters' gradients before they were clipped to `limit`."""
+        """Note the L2 norm of these parameters' gradients before they were clipped to `limit`.
+
+        `parameters` is a tensor or several, of any shape; `norm` a tensor of one element.
+        """
         if isinstance(norm, torch.Tensor) and is_distributed(norm):
             if not all(placement.is_replicate() for placement in norm.placements):
                 return  # it would have to be asked of the other ranks
@@ -128,7 +135,7 @@ class ClippedNorms:
         return Clipped([norm], [limit])
 
     def discard(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Leave out what was clipped of these."""
+        """Leave out what was clipped of these parameters, of any shape."""
         if self._calls:
             gone = {id(p) for p in parameters}
             self._calls = [

@@ -115,7 +115,7 @@ class EvaluationBatches(Probe):
         self._give_back()
 
     def evaluation_loss(self, function: str, loss: torch.Tensor, *, here: bool) -> None:
-        """This function computed a loss of one number while the model is in `eval()`."""
+        """This function computed a loss, a tensor of one element, while the model is in eval()."""
         step = self._training.last_step
         if self._loads or step is None or not here:
             return

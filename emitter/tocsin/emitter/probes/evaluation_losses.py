@@ -48,8 +48,10 @@ class EvaluationLosses(Probe):
         self._first: tuple[int, str] = (-1, "")
 
     def evaluation_loss(self, function: str, loss: torch.Tensor, *, here: bool) -> None:
-        """This function computed a loss of one number while the model is in `eval()`. Where none is
-        due it is read, too: one that is not finite is always sent."""
+        """This function computed a loss, a tensor of one element, while the model is in `eval()`.
+
+        Where none is due it is read, too: one that is not finite is always sent.
+        """
         step = self._training.last_step
         mode: Mode = "predict" if PREDICT in self._training.phases else "eval"
         schedule = None if self._plan is None else self._plan.schedule(mode)

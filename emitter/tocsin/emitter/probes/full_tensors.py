@@ -146,7 +146,10 @@ class FullTensors(Probe):
 
 
 class HostTensors(DriverObjects):
-    """Copies of tensors on the host. See `tocsin.emitter.send.tensor_files.Copied`."""
+    """Copies of named tensors, of any shape, on the host.
+
+    See `tocsin.emitter.send.tensor_files.Copied`.
+    """
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         """Copies nothing yet."""
@@ -161,7 +164,10 @@ class HostTensors(DriverObjects):
         return list(self._tensors)
 
     def start(self) -> None:
-        """Copy: on the host now, from a GPU behind what is queued there."""
+        """Copy: from the CPU now, from a CUDA device behind what is queued there, without waiting.
+
+        From other devices it waits for the copy.
+        """
         copies: dict[str, torch.Tensor] = {}
         with torch.no_grad():
             for name, tensor in self._tensors.items():
@@ -185,7 +191,10 @@ class HostTensors(DriverObjects):
         return all(event.query() for event in self._events)
 
     def write(self, path: Path) -> Sequence[SavedTensor]:
-        """Write them into that file."""
+        """Write them into that file, in the format safetensors, each in its own shape and type.
+
+        Blocks. Raises what `safetensors.torch.save_file` raises.
+        """
         from safetensors.torch import save_file
 
         save_file(self._tensors, path)

@@ -46,8 +46,8 @@ class BlockReader:
         self._seen = 0
 
     def read(self, gradients: Sequence[torch.Tensor]) -> Blocks:
-        """Read the blocks of gradients on the CPU, of any type and layout; unreadable ones count as
-        zero.
+        """Read the blocks of gradients on the CPU, of any shape, type and layout; unreadable ones
+        count as zero.
 
         Those on other devices are left out: nobody waits for them here.
         """

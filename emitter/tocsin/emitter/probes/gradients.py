@@ -30,7 +30,7 @@ MIXED_EVERY: Final = 64
 
 
 class Norms:
-    """The norm of each of some flat tensors, of one device or several. On a GPU they come later."""
+    """The L2 norms of tensors, each `[n]`, of one device or several. On a GPU they come later."""
 
     def __init__(self, flat: Sequence[torch.Tensor]) -> None:
         places = by_device(flat)
@@ -49,7 +49,7 @@ class Norms:
         return all([copy.ready() for copy in copies])
 
     def values(self) -> Floats:
-        """The norms, in the order of the tensors; only if `ready`."""
+        """The norms, `[tensors]`, in the order of the tensors; only if `ready`."""
         found = np.zeros(self._number, np.float32)
         for at, part in self._parts:
             found[at] = part.values() if isinstance(part, HostCopy) else part
@@ -58,7 +58,10 @@ class Norms:
 
 @dataclass(slots=True)
 class Reading:
-    """The numbers of one optimizer's gradients at one step. All parts may be missing."""
+    """The numbers of one optimizer's gradients at one step. All parts may be missing.
+
+    `norms` are the L2 norms of `names`, `[names]`.
+    """
 
     names: Sequence[str] = ()
     numel: Sequence[int] = ()
@@ -88,7 +91,7 @@ class Reading:
 
     @property
     def exact(self) -> Floats | None:
-        """The norm of each tensor, once ready; None where they were not all read."""
+        """The norm of each tensor, `[names]`, once ready; None where they were not all read."""
         if isinstance(self.norms, Norms):
             self.norms = self.norms.values()
         if self.norms is not None:
@@ -108,7 +111,8 @@ class Reading:
         return None if self.blocks is None else self.blocks.bad
 
     def share_of_square(self, exact: Floats, world_size: int) -> float:
-        """What this rank adds to the square of the norm of the whole gradients.
+        """What this rank adds to the square of the norm of the whole gradients, whose norms on this
+        rank are `exact`, `[names]`.
 
         A part that is on several ranks is added by each of them, divided by their number.
         """

@@ -126,7 +126,7 @@ class LocalGradients:
         return self._in_use
 
     def is_new(self, parameter: torch.Tensor) -> int | None:
-        """The number of this parameter if it was not watched yet; it is from now on.
+        """The number of this parameter, of any shape, if it was not watched yet; it is from now on.
 
         Nothing is written on the parameter itself: it would be pickled with it.
         """
@@ -146,7 +146,7 @@ class LocalGradients:
         return False
 
     def read(self, parameter: torch.Tensor) -> None:
-        """The gradient of this parameter is complete on this rank, so far."""
+        """The gradient of this parameter, of any shape, is complete on this rank, so far."""
         gradient = parameter.grad
         if gradient is None:
             return

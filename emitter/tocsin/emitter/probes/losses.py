@@ -19,15 +19,20 @@ MAX_LOSSES: Final = 100_000
 """Backward calls of one step that are kept; what comes after is left out."""
 
 Loss: TypeAlias = "float | torch.Tensor"
+"""A number, or a detached tensor `[1]` of float32 on a GPU."""
 
 is_here: Final = attrgetter("is_cpu")
 """Whether a tensor is on the host, where it can be read at once."""
 
 
 def loss_of(tensors: object, unscaled: torch.Tensor | None) -> Loss | None:
-    """The loss of a backward call from these tensors, if it is one number.
+    """The loss of a backward call from these tensors, if it is one number; None: it is not.
 
-    `unscaled` is what a GradScaler has scaled, and stands for it.
+    A float where it is on the CPU, else a detached copy `[1]`, float32, on its device.
+
+    Args:
+        tensors: the tensor that backward is called of, of any shape, or a sequence of one.
+        unscaled: what a GradScaler has scaled, which stands for it.
     """
     loss = only(tensors) if unscaled is None else unscaled
     if not isinstance(loss, torch.Tensor):
@@ -58,7 +63,7 @@ class _MixedLosses(HostCopy):
 
 
 def on_host(losses: list[Loss]) -> list[float] | HostCopy:
-    """The losses as numbers, or on their way from a GPU."""
+    """The losses as numbers, or on their way from a GPU; tensors are each `[1]`."""
     tensors = [loss for loss in losses if isinstance(loss, torch.Tensor)]
     floats = [loss for loss in losses if isinstance(loss, float)]
     if not tensors or is_recording():
@@ -78,7 +83,9 @@ def only(tensors: object) -> object:
 
 
 class LossBuffer:
-    """Losses since the last step. Before a training has begun only the newest count."""
+    """Losses since the last step, each a number or a tensor `[1]`. Before a training has begun only
+    the newest count.
+    """
 
     def __init__(self) -> None:
         self.held: list[Loss] = []
@@ -87,14 +94,14 @@ class LossBuffer:
         """Steps that a GradScaler has skipped since the last one that was made."""
 
     def add(self, loss: Loss, *, begun: bool) -> None:
-        """Keep one."""
+        """Keep one, a number or a tensor `[1]`."""
         if len(self.held) < MAX_LOSSES:
             self.held.append(loss)
         if not begun:
             del self.held[:-64]
 
     def drain(self) -> list[Loss]:
-        """All of them; none is left."""
+        """All of them, each a number or a tensor `[1]`; none is left."""
         losses, self.held = self.held, []
         return losses
 

@@ -47,7 +47,9 @@ class NamedLosses(Probe):
         self.__init__()  # type: ignore[misc]  # all of it is state of one training
 
     def add(self, name: str, value: float | torch.Tensor) -> None:
-        """Keep a loss of the step in progress."""
+        """Keep a loss of the step in progress: a number, or a tensor of one element, on any
+        device.
+        """
         if name not in self._known:
             if len(self._known) >= MAX_NAMES:
                 return

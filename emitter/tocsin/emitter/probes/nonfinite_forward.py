@@ -67,7 +67,9 @@ class BadValue:
 def first_bad_value(loss: torch.Tensor, names: Mapping[int, str]) -> BadValue | None:
     """The first bad number on the way to this loss; None: it is not seen.
 
-    `names` are those of parameters, by their id.
+    The loss is a tensor with its graph, of any shape.
+    Takes up to `LIMIT_S` seconds of the thread's time, and reads only what is on the CPU. `names`
+    are those of parameters, by their id.
     """
     until = time.thread_time() + LIMIT_S
     module = ""

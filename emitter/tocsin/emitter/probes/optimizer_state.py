@@ -59,7 +59,8 @@ class OptimizerState(Probe):
         parameters: Sequence[tuple[str, torch.Tensor]],
         wanted: Sequence[Wanted] = (Wanted(OPTIMIZER_STATE),),
     ) -> TensorRows | None:
-        """Full rows of what it remembers of these named parameters; None if that is nothing.
+        """Full rows of what it remembers of these named parameters, of any shape; None if that is
+        nothing.
 
         `names` of what is wanted are those of parameters. On a GPU the rows come later.
         """

@@ -74,8 +74,9 @@ class Probe:
         """A data loader, of training or of an evaluation, has no more batches."""
 
     def evaluation_loss(self, function: str, loss: torch.Tensor, *, here: bool) -> None:
-        """This function computed a loss of one number while the model is in `eval()`. `here`: on
-        the thread that trains; this method alone is called on other threads too.
+        """This function computed a loss, a tensor of one element on any device, while the model is
+        in `eval()`. `here`: on the thread that trains; this method alone is called on other threads
+        too.
         """
 
     # -- a step ----------------------------------------------------------------------------------

@@ -105,7 +105,8 @@ class SecondaryOptimizers(Probe):
     ) -> None:
         """Called after a step of a secondary optimizer, with the losses since the last step of any.
 
-        `modules` finds the live ones, for a name; `norm`: whether its gradients are read.
+        Each loss is a number or a tensor `[1]`. `modules` finds the live modules, for a name;
+        `norm`: whether its gradients are read.
         """
         other = self._known.get(id(optimizer))
         if other is None or other.optimizer() is not optimizer:

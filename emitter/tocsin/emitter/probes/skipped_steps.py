@@ -49,8 +49,9 @@ class SkippedSteps:
         """Whether the next step has something to send of this."""
 
     def bad_loss(self, loss: object, names: Mapping[int, str]) -> None:
-        """This loss is not finite, and its backward call comes now. Find its origin; whether a step
-        follows is not known yet. `names`: of the parameters, by their ids.
+        """This loss, a tensor with its graph, is not finite, and its backward call comes now. Find
+        its origin; whether a step follows is not known yet. `names`: of the parameters, by their
+        ids. Takes up to a second: see `first_bad_value`.
         """
         if not isinstance(loss, torch.Tensor) or is_recording():
             return
@@ -64,7 +65,9 @@ class SkippedSteps:
             self._first = self._first or origin
 
     def skipped(self, losses: list[Loss], *, by_loop: bool) -> None:
-        """No step was made with these losses; those of a GradScaler it counts itself."""
+        """No step was made with these losses, each a number or a tensor `[1]`; those of a
+        GradScaler it counts itself.
+        """
         self._count += by_loop
         found = [] if is_recording() else on_host(losses)
         if isinstance(found, HostCopy):

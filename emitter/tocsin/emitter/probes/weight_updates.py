@@ -50,10 +50,10 @@ class WeightUpdates:
     numel: list[int]
     factors: list[float]
     host: Doubles
-    """Sizes and changes of the samples that are on the host, float64[…, 2]; they come first."""
+    """Norms and changes of the samples that are on the host, `[n, 2]`; they come first."""
 
     copy: HostCopy | None
-    """Those of the others: first all sizes, then all changes."""
+    """Those of the others, `[2 * m]`: first all norms, then all changes."""
 
     @property
     def ready(self) -> bool:
@@ -65,7 +65,9 @@ class WeightUpdates:
         yield Table("updates", *self.rows(), UPDATE_COLUMNS, ("numel",))
 
     def rows(self) -> tuple[tuple[str, ...], Floats, Counts]:
-        """Names, UPDATE_COLUMNS, and `numel`, of the tensors whose norms are finite."""
+        """Names, UPDATE_COLUMNS `[names, 2]`, and `numel` `[names, 1]`, of the tensors whose norms
+        are finite; once ready.
+        """
         norms = self.host
         if self.copy is not None:
             norms = np.concatenate((norms, self.copy.values().reshape(2, -1).T))
@@ -113,7 +115,9 @@ class UpdateProbe(Probe):
         self.reset()
 
     def before(self, parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """The step is about to happen: copy samples of the parameters that have gradients."""
+        """The step is about to happen: copy samples of the parameters, of any shape, that have
+        gradients.
+        """
         self.reset()
         moving = [(name, p) for name, p in parameters if p.grad is not None]
         if not moving:

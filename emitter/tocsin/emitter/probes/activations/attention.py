@@ -42,6 +42,11 @@ def read(
 ) -> Reading | None:
     """The bound, the largest logit and the entropy of an attention; None for other shapes.
 
+    The logits are those of `torch.nn.functional.scaled_dot_product_attention`: query times key
+    times `scale`, by default 1/√D. The bound is the longest query times the longest key times
+    `scale`. The entropy of the softmax is in nats; `entropy_share` is its share of the largest
+    possible one, the log of the number of keys that the mask allows.
+
     Args:
         query: `[B, H, Q, D]`, or `[B, Q, D]`.
         key: `[B, G, K, D]`, or `[B, K, D]`. H is a multiple of G (grouped queries).

@@ -46,7 +46,9 @@ class ModuleCallObserver:
         self.patches: Final = CallPatches(self)
 
     def on_call(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        """A module was called, with these arguments by position."""
+        """A module was called with `args` by position, and returned `output`: tensors of any shape,
+        or what holds them.
+        """
 
     def on_attention(
         self,
@@ -57,10 +59,14 @@ class ModuleCallObserver:
         is_causal: bool,
         scale: float | None,
     ) -> None:
-        """The function of attention was called, in the forward of `owner`."""
+        """`scaled_dot_product_attention` was called, in the forward of `owner`, with these tensors:
+        query `[..., Q, D]`, key `[..., K, D]`, and a mask that is broadcast to `[..., Q, K]`.
+        """
 
     def on_softmax(self, result: object) -> None:
-        """A softmax over the last dimension returned this; called after `put_attention` alone."""
+        """A softmax over the last dimension returned this tensor, of any shape; called after
+        `put_attention` alone.
+        """
 
     def stop(self) -> None:
         """Observe no calls until armed again; also called when `on_call` has raised."""

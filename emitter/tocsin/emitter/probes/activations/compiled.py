@@ -118,7 +118,11 @@ acquire_slot._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def trace_look(result: object, args: tuple[object, ...], slot: int) -> None:
-    """Put the operation into the graph that is made: traced, never run."""
+    """Put the operation into the graph that is made: traced, never run.
+
+    `result` is what a module returned, a tensor of any shape or a tuple of such; of a tuple the
+    first and the last are read. `args` is what the module was called with.
+    """
     if isinstance(result, tuple):
         if len(result) > 1 and isinstance(result[0], torch.Tensor):
             last = result[-1]
@@ -138,7 +142,15 @@ def trace_attention(
     kwargs: dict[str, object],
     slot: int,
 ) -> None:
-    """Put the operation into the graph that is made: traced, never run."""
+    """Put the operation into the graph that is made: traced, never run.
+
+    Args:
+        query: `[B, H, Q, D]`, or `[B, Q, D]`.
+        key: `[B, G, K, D]`, or `[B, K, D]`.
+        args: what `scaled_dot_product_attention` was called with behind query, key and value.
+        kwargs: what it was called with by name.
+        slot: the number of the place in the graph.
+    """
     mask = args[0] if args else kwargs.get("attn_mask")
     causal = args[2] if len(args) > 2 else kwargs.get("is_causal", False)
     scale = kwargs.get("scale")
@@ -162,7 +174,14 @@ _library: Final[list[torch.library.Library]] = []
 
 
 def define(on_call: OnCall, on_attention: OnAttention) -> None:
-    """Make the operations `tocsin::look` and `tocsin::look_at_attention`, once."""
+    """Make the operations `tocsin::look` and `tocsin::look_at_attention`, once.
+
+    Args:
+        on_call: called with a slot, the output of its module (any shape), and what belongs to that:
+            the input, or the chosen experts of a router.
+        on_attention: called with a slot, query `[B, H, Q, D]`, key `[B, G, K, D]`, mask,
+            `is_causal` and `scale` of an attention.
+    """
     if _library:
         return
     library = torch.library.Library("tocsin", "FRAGMENT")

@@ -42,7 +42,8 @@ def logits(name: str, output: torch.Tensor) -> Reading | None:
 
 
 def embeddings(tables: Iterable[tuple[str, weakref.ref[nn.Module]]]) -> Iterable[Reading]:
-    """How long the rows of each embedding's weight are, of up to 65,536 in equal distance.
+    """The L2 norms of the rows of each embedding's weight `[rows, width]`, of up to 65,536 in equal
+    distance.
 
     Of a weight that is spread over ranks, the rows of this one.
     """

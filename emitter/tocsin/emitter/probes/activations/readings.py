@@ -24,10 +24,11 @@ FLOAT32: Final = float(np.finfo(np.float32).max)
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """What a module said: its sample, and numbers of its own.
+    """What was read of a module's output: a sample, and numbers of its own.
 
-    `values` are of `columns`, `counts` of `count_columns`; each is one number, on the host or not.
-    With a sample its statistics stand in front of them.
+    `sample` is `[n]`, float32 or float64, on any device. `values` are of `columns`, `counts` of
+    `count_columns`; each is one number, on the host or a scalar tensor. With a sample its
+    `statistics`, `[7]` and `[4]`, stand in front of them.
     """
 
     collection: str

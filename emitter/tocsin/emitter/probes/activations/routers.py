@@ -65,7 +65,9 @@ def _number(module: nn.Module, names: Sequence[str]) -> int | None:
 
 
 def tensors_of(output: object, experts: int) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-    """The logits `[..., experts]` in a router's output, and the chosen experts if it has them."""
+    """The logits `[..., experts]` in a router's output, and the first tensor of integers in it, if
+    there is one: of the chosen experts `[..., top]`, or a mask of all. None: it has no logits.
+    """
     parts = output if isinstance(output, tuple | list) else (output,)
     tensors = [part for part in parts if isinstance(part, torch.Tensor)]
     logits = next(
@@ -81,6 +83,9 @@ def read(
     name: str, logits: torch.Tensor, chosen: torch.Tensor | None, *, experts: int, top: int
 ) -> Reading | None:
     """The load of each expert, of up to 4,096 tokens; None for other shapes.
+
+    `router_z` is the router's z-loss (ST-MoE, Zoph et al. 2022): the mean square of the log of the
+    sum of the logits' exponentials.
 
     Args:
         logits: `[..., experts]`.

@@ -60,7 +60,8 @@ def spread(tensor: torch.Tensor, most: int = MAX_SAMPLES) -> torch.Tensor:
 
 
 def thinned(tensor: torch.Tensor, most: int, *, whole: int = 0) -> torch.Tensor:
-    """A view with every n-th index of the first dimensions; the last `whole` dimensions stay.
+    """A view of a tensor of any shape with every n-th index of the first dimensions; the last
+    `whole` dimensions stay.
 
     The first dimensions have about `most` elements together.
     """
@@ -158,14 +159,15 @@ def _looks_at_units(output: torch.Tensor, *, channels_first: bool) -> torch.Tens
 
 
 def share_beyond(values: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """The share of a sample of any shape that is at most `low` or at least `high`; NaN if it has
-    a NaN."""
+    """The share of a sample of any shape that is at most `low` or at least `high`, a scalar; NaN if
+    it has a NaN."""
     beyond = ((values <= low) | (values >= high)).mean(dtype=torch.float32)
     return torch.where(values.isnan().any(), torch.nan, beyond)
 
 
 def certainty(probabilities: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The share of a softmax's rows that are nearly one-hot, and their mean entropy (nats).
+    """The share of a softmax's rows that are nearly one-hot, and their mean entropy (nats), both
+    scalars.
 
     Args:
         probabilities: any shape; the softmax is over `dim`.

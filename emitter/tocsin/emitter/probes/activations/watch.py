@@ -141,7 +141,9 @@ class Activations(ModuleCallObserver):
         return True
 
     def on_call(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        """A module was called."""
+        """A module was called with `args`, and returned `output`: tensors of any shape, or what
+        holds them.
+        """
         known = self._known(module)
         if known is None or not self._counts(module, compiled=False):
             return
@@ -161,7 +163,9 @@ class Activations(ModuleCallObserver):
             self._read(known, numbers, first)
 
     def on_compiled_call(self, slot: int, x: torch.Tensor, y: torch.Tensor | None) -> None:
-        """A module was called in a compiled graph."""
+        """A module was called in a compiled graph. `x` is its output, of any shape; `y` its input,
+        or the chosen experts of a router.
+        """
         module = slots.module(slot)
         known = None if module is None else self._known(module)
         if known is None or module is None or not self._counts(module, compiled=True):
@@ -181,7 +185,10 @@ class Activations(ModuleCallObserver):
         *,
         slot: int | None = None,
     ) -> None:
-        """The function of attention was called in this module's forward."""
+        """`scaled_dot_product_attention` was called in this module's forward: query `[B, H, Q, D]`
+        or `[B, Q, D]`, key `[B, G, K, D]` or `[B, K, D]`, mask broadcast to `[B, H, Q, K]`. Other
+        shapes are ignored.
+        """
         query, key = readable(query), readable(key)
         if owner is None or self._found is None or query is None or key is None:
             return
@@ -210,7 +217,9 @@ class Activations(ModuleCallObserver):
         is_causal: bool,
         scale: float | None,
     ) -> None:
-        """The function of attention was called in a compiled graph."""
+        """`scaled_dot_product_attention` was called in a compiled graph: query `[B, H, Q, D]` or
+        `[B, Q, D]`, key `[B, G, K, D]` or `[B, K, D]`, mask broadcast to `[B, H, Q, K]`.
+        """
         self.on_attention(slots.module(slot), query, key, mask, is_causal, scale, slot=slot)
 
     def stop(self) -> None:

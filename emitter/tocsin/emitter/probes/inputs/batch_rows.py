@@ -72,7 +72,7 @@ class InputProbe(Probe):
 
 
 def tensors_of(batch: object) -> list[tuple[str, torch.Tensor]]:
-    """The tensors of a batch and their names, at most `MAX_TENSORS`."""
+    """The tensors of a batch, of any shape, and their names, at most `MAX_TENSORS`."""
     found = []
     for name, tensor in _walk(batch, "", 0):
         found.append((name[:MAX_NAME] or "batch", tensor))

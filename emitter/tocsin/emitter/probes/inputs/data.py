@@ -151,7 +151,9 @@ class DataProbe(Probe):
     def cross_entropy(
         self, args: Sequence[object], kwargs: Mapping[str, object], mode: Mode
     ) -> None:
-        """Called after a call of `cross_entropy`."""
+        """Called after a call of `torch.nn.functional.cross_entropy` with these arguments: scores
+        `[B, K, ...]` or `[K]`, and class ids `[B, ...]` or a scalar. Others are ignored.
+        """
         if self._named or not self._wanted(mode):
             return
         began = time.thread_time()

@@ -30,7 +30,10 @@ MAX_UNMERGED: Final = 32
 
 
 class ChannelLook:
-    """One look at one input, or several as one. `numel` is how many values of each channel."""
+    """One look at one input, or several as one. `numel` is how many values of each channel.
+
+    `packed` is what `numbers` returns, as a tensor `[5, channels]` on any device.
+    """
 
     def __init__(self, name: str, packed: torch.Tensor, numel: int) -> None:
         self.name: Final = name
@@ -43,7 +46,9 @@ class ChannelLook:
         return not isinstance(self._packed, HostCopy) or self._packed.ready()
 
     def numbers(self) -> Doubles:
-        """[5, channels]: how many finite values, their mean, variance, smallest and largest."""
+        """`[5, channels]`: how many finite values, their mean, variance, smallest and largest; only
+        if `ready`.
+        """
         if isinstance(self._packed, HostCopy):
             return self._packed.values()
         found: Doubles = self._packed.numpy().astype(np.float64)
@@ -51,7 +56,13 @@ class ChannelLook:
 
 
 def sample_channels(name: str, batch: torch.Tensor) -> ChannelLook | None:
-    """Look at a batch of inputs; None if it holds no real numbers, or none at all."""
+    """Look at a batch of inputs; None if it holds no real numbers, or none at all.
+
+    Args:
+        name: of the input.
+        batch: `[B, C, ...]` with 4 or 5 dimensions, else `[..., C]`, on any device. With one
+            dimension, or more than 1,024 channels C, all of it is one channel.
+    """
     numbers = readable(batch, NUMBERS)
     if numbers is None or numbers.numel() == 0:
         return None

@@ -46,7 +46,8 @@ class LabelCounts:
         return bool(self._looks) or bool(self._counted.any())
 
     def add(self, labels: Ids, predictions: Ids | None, classes: int) -> None:
-        """A sample: ids of true and of predicted classes, in pairs. Ids outside are left out.
+        """A sample: ids of true and of predicted classes, in pairs, each `[n]`. Ids outside are
+        left out.
 
         `classes` is how many there are, 0 where only the ids tell.
         """

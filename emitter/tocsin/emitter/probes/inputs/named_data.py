@@ -16,7 +16,14 @@ MAX_NAME: Final = 100
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedData:
-    """What `run.data` was given. Predictions are ids shaped like the labels, or scores."""
+    """What `run.data` was given, on any device.
+
+    Attributes:
+        inputs: batches `[B, C, ...]` or `[B, ..., C]`, by name.
+        labels: class ids `[B, ...]`.
+        predictions: class ids shaped like the labels, or scores `[B, K, ...]` of K classes.
+        tokens: token ids of any shape.
+    """
 
     inputs: Mapping[str, torch.Tensor]
     labels: torch.Tensor | None
@@ -25,7 +32,7 @@ class NamedData:
 
 
 def check_data(inputs: object, labels: object, predictions: object, tokens: object) -> NamedData:
-    """The arguments of `Run.data`, checked.
+    """The arguments of `Run.data`, checked; see there for their shapes.
 
     Raises:
         ConfigurationError: what is not, and what was expected.

@@ -39,7 +39,7 @@ class TokenCounts:
         return bool(self._looks) or self._total > 0
 
     def add(self, ids: Ids) -> None:
-        """A sample; ids below zero (left out of the loss) are no tokens."""
+        """A sample of ids, `[n]`; ids below zero (left out of the loss) are no tokens."""
         self._looks.append(ids[ids >= 0])
         if len(self._looks) >= MAX_UNCOUNTED:
             self._count()

@@ -88,6 +88,9 @@ class LossInputs:
     ) -> None:
         """A loss function of that name was called in training, in a step that is due, behind a
         forward pass that has read these tokens, where that is known.
+
+        Its scores are `[B, K, ...]` or `[K]` where its targets are classes, else `[B, ...]`; its
+        targets are what the function of `torch.nn.functional` takes with them.
         """
         if self._calls >= CALLS or name not in FUNCTIONS or is_recording():
             return
@@ -215,7 +218,9 @@ class _Look:
 
 
 def made_by(scores: torch.Tensor) -> str:
-    """The operation that made a tensor, as autograd names it; "" where it does not know."""
+    """The operation that made a tensor of any shape, as autograd names it; "" where it does not
+    know.
+    """
     node = scores.grad_fn
     for _ in range(_HOPS):
         if node is None:

@@ -90,7 +90,7 @@ class MissingGradients:
     def inspect(
         self, step: int, parameters: Sequence[tuple[str, torch.Tensor]], calls: Calls | None
     ) -> None:
-        """Look at the parameters of an optimizer that has just made a step."""
+        """Look at the parameters, of any shape, of an optimizer that has just made a step."""
         trainable = 0
         # A module of which another parameter has a gradient is not cut off.
         reached = set()

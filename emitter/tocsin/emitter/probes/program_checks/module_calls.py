@@ -48,7 +48,8 @@ class Calls:
         """In the order of their first calls."""
 
     def owner(self, parameter: torch.Tensor) -> int | None:
-        """The module without children that this parameter belongs to; None: to none that is known.
+        """The id of the module without children that this parameter, of any shape, belongs to;
+        None: to none that is known.
 
         That one with children was called does not prove that its own parameter was used.
         """
@@ -60,7 +61,7 @@ class Calls:
 
 
 class FirstInputs:
-    """The sample of what the first layer was given, on its way from a GPU or here."""
+    """The sample of what the first layer was given, `[B, ...]`, on its way from a GPU or here."""
 
     def __init__(self, layer: nn.Module, name: str, given: torch.Tensor) -> None:
         self.kind: Final = type(layer).__name__
@@ -81,7 +82,9 @@ class FirstInputs:
         return not isinstance(self._packed, HostCopy) or self._packed.ready()
 
     def numbers(self) -> list[float]:
-        """Smallest, largest, mean, standard deviation, that over samples, whether all are whole."""
+        """Smallest, largest, mean, standard deviation, that over samples, whether all are whole;
+        only if `ready`.
+        """
         held = self._packed
         numbers = held.values() if isinstance(held, HostCopy) else held.double().numpy()
         return [float(number) for number in numbers]
@@ -150,7 +153,7 @@ class ModuleCalls(ModuleCallObserver):
         super().stop()
 
     def on_call(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        """A module was called."""
+        """A module was called with `args`: tensors of any shape, or what holds them."""
         calls, name = self._calls, self._names.get(id(module))
         if calls is None or name is None or is_recording():
             return
@@ -185,12 +188,14 @@ class ModuleCalls(ModuleCallObserver):
         is_causal: bool,
         scale: float | None,
     ) -> None:
-        """The function of attention was called."""
+        """`scaled_dot_product_attention` was called: query `[..., Q, D]`, key `[..., K, D]`, and a
+        mask that is broadcast to `[..., Q, K]`.
+        """
         if self.tokens is not None:
             self.tokens.attended(query, key, mask, is_causal=is_causal)
 
     def on_softmax(self, result: object) -> None:
-        """A softmax over the last dimension was called."""
+        """A softmax over the last dimension was called, and returned this, of any shape."""
         if self.tokens is not None:
             self.tokens.softmaxed(result)
 

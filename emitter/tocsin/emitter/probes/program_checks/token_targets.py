@@ -72,7 +72,9 @@ class StepTokens:
         self._attentions: Final[dict[int, _Attentions]] = {}
 
     def embedded(self, given: object) -> None:
-        """An embedding was given these ids."""
+        """An embedding was given these ids: `[rows, places]` or `[places, rows]`, of int64 or
+        int32. What has another shape or type is left out.
+        """
         ids = readable(given, _WHOLE)
         if ids is None or ids.dim() != 2 or max(ids.shape) < MIN_PLACES or not ids.numel():
             return
@@ -82,7 +84,9 @@ class StepTokens:
                 self._attentions.setdefault(places, _Attentions())
 
     def attended(self, query: object, key: object, mask: object, *, is_causal: bool) -> None:
-        """The function of attention was called."""
+        """`scaled_dot_product_attention` was called: query and key `[B, H, T, D]` or `[B, T, D]`,
+        and a mask that is broadcast to `[B, H, T, T]`. Attention to other places is left out.
+        """
         if not isinstance(query, torch.Tensor) or not isinstance(key, torch.Tensor):
             return
         if query.dim() not in (3, 4) or query.shape[-2] != key.shape[-2]:
@@ -103,7 +107,9 @@ class StepTokens:
         self._note(of, query.shape[-2], allowed, softmax=False)
 
     def softmaxed(self, result: object) -> None:
-        """A softmax over the last dimension has put this out."""
+        """A softmax over the last dimension has put this out: `[..., T, T]` with 2 to 4 dimensions.
+        What has another shape is left out.
+        """
         if not isinstance(result, torch.Tensor) or result.dim() not in (2, 3, 4):
             return
         places = result.shape[-1]
@@ -126,7 +132,14 @@ class StepTokens:
         of.seen.append((seen, softmax))
 
     def compare(self, target: torch.Tensor, classes: int, ignored: int) -> PendingTargets | None:
-        """How class indices stand to what was read; None: they are no sequences of its length."""
+        """How class indices stand to what was read; None: they are no sequences of its length.
+
+        Args:
+            target: class indices of any shape, in the order of the ids `[rows, places]`; or one
+                fewer in each row.
+            classes: how many there are.
+            ignored: the index that the loss leaves out.
+        """
         found = []
         for ids in self._ids:
             # Samples first, or places first.

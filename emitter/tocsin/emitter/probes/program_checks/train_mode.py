@@ -130,7 +130,7 @@ class TrainMode(ModuleCallObserver):
             self.due = self.patches.put_classes(kinds)
 
     def on_call(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        """A module was called."""
+        """A module was called; what it was given and has returned is not read."""
         if module.training and not torch.is_grad_enabled() and id(module) in self._layers:
             self.found = True
 

@@ -46,7 +46,9 @@ class UnclearedGradients:
         """Whether a gradient on a GPU is looked at, too."""
 
     def choose(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Find a parameter to look at, if there is none: the smallest that has a gradient."""
+        """Find a parameter, of any shape, to look at, if there is none: the smallest that has a
+        gradient.
+        """
         if self._parameter is not None and self._parameter() is not None:
             return
         self._parameter = None
