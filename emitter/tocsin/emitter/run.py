@@ -86,7 +86,8 @@ class Run:
         loss, and stops take effect in this call. It waits for tensors on a GPU.
 
         Args:
-            values: names of 1 to 200 characters, and numbers. They become columns `log.NAME`.
+            values: names of 1 to 200 characters, and numbers or tensors of one element. They become
+                columns `log.NAME`.
             step: the step they belong to; by default the last completed one.
 
         Raises:
@@ -145,6 +146,10 @@ class Run:
         Several values of one step are averaged; in `eval()`, each value counts for the evaluation.
         Pass the tensor, not its `item()`: this call does not wait for a GPU. The loss whose
         `backward` you call is captured without this.
+
+        Args:
+            name: a text of 1 to 200 characters.
+            value: a number, or a tensor of one element, on any device.
 
         Raises:
             ConfigurationError: the name or the number is not valid.

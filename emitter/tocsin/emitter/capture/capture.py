@@ -127,7 +127,7 @@ class Capture:
             )
 
     def parameters(self) -> list[torch.Tensor]:
-        """All parameters of all optimizers, each once."""
+        """All parameters of all optimizers, of any shape, each once."""
         return self.optimizers.parameters()
 
     def _weights_are_finite(self) -> bool:
@@ -306,7 +306,7 @@ class Capture:
         clipped: Clipped | None,
     ) -> None:
         """A step went the quick way, and its losses, or those of steps before, are on their way:
-        to be sent by a later `poll`.
+        to be sent by a later `poll`. Each is a number, or a tensor `[1]` on a GPU.
         """
         coming = on_host(losses)
         draft = Draft(step, at_us, [*columns], [*values], coming, [], clipped, local=None)
@@ -361,7 +361,9 @@ class Capture:
         self._drop_step(by_loop=True)
 
     def bad_loss(self, loss: object) -> None:
-        """This loss is not finite, and its backward call comes now."""
+        """This loss, a tensor with its graph, is not finite, and its backward call comes now. Takes
+        up to a second: the origin is looked for.
+        """
         self._skips.bad_loss(loss, self.optimizers.names)
 
     def is_finite(self, step: int | None) -> bool | None:
@@ -371,7 +373,7 @@ class Capture:
         return self._reporter.finite_at(step)
 
     def close(self, timeout_s: float) -> None:
-        """Hand over what is still waiting for the GPU, for at most `timeout_s`."""
+        """Hand over what is still waiting for the GPU; waits for that for at most `timeout_s`."""
         until = time.monotonic() + timeout_s
         while self._flush() and time.monotonic() < until:
             time.sleep(0.002)

@@ -94,7 +94,9 @@ class HookProbes:
         *,
         norm: bool,
     ) -> None:
-        """An optimizer that does not count the steps has made one."""
+        """An optimizer that does not count the steps has made one. Each of the losses is a number,
+        or a tensor `[1]` on a GPU.
+        """
         self.checks.other_stepped(optimizer)
         self._isolation.run(
             self.others.name, self.others.made_step, optimizer, losses, modules, norm=norm

@@ -26,7 +26,7 @@ def watching() -> HookProbes | None:
 
 
 def check_loss(name: object, value: SupportsFloat) -> Loss:
-    """The value as it may be kept: a tensor of one number as it is, all else as a number.
+    """The value as it may be kept: a tensor of one element as it is, all else as a number.
 
     Raises:
         ConfigurationError: the name or the number is not one.
@@ -61,7 +61,9 @@ def check_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def add_loss(hook_probes: HookProbes, training: Training | None, name: str, number: Loss) -> None:
-    """Keep it for the step in progress; in an evaluation send it, as of the last step."""
+    """Keep a number, or a tensor of one element, for the step in progress; in an evaluation send
+    it, as of the last step.
+    """
     last = None if training is None else training.last_step
     if training is None or last is None or not training.is_evaluating():
         hook_probes.named.add(name, number)

@@ -245,7 +245,9 @@ def structure(source: IO[bytes]) -> object:
 
 
 def tensors(found: object) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in a structure by their names: the keys on the way there, with dots between."""
+    """The tensors in a structure, as described, by their names: the keys on the way there, with
+    dots between. At most `MAX_TENSORS`.
+    """
     seen: set[int] = set()
     stack: list[tuple[str, object, int]] = [("", found, 0)]
     count = 0

@@ -53,7 +53,7 @@ class LoopState:
         """The id of what a GradScaler has scaled last, and the loss before it was scaled."""
 
     def parameters(self) -> Iterator[torch.Tensor]:
-        """The parameters of all optimizers; none before the first step."""
+        """The parameters of all optimizers, of any shape; none before the first step."""
         return iter(()) if self.capture is None else self.capture.optimizers.each_parameter()
 
     def may_read(self, loss: object) -> bool:

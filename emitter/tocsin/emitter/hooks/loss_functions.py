@@ -54,7 +54,9 @@ class Evaluation:
         self._inside = False
 
     def on_loss(self, name: str, value: object) -> bool:
-        """Called after a loss without a gradient. Whether an evaluation is in progress."""
+        """Called after a loss without a gradient. Whether an evaluation is in progress. A value
+        that is no tensor of one element is no loss of it.
+        """
         capture = self._hooks.capture
         if capture is None:
             return False
@@ -89,7 +91,9 @@ class Evaluation:
         return self.on_loss(name, value)
 
     def on_classes(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-        """Called after a cross-entropy, with its number of classes."""
+        """Called after a call of `torch.nn.functional.cross_entropy` with these arguments: scores
+        `[B, K, ...]` or `[K]`, and class ids `[B, ...]` or a scalar.
+        """
         capture = self._hooks.capture
         if capture is None:
             return

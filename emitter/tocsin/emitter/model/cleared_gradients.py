@@ -52,7 +52,9 @@ class Cleared:
 
     @property
     def witness(self) -> torch.Tensor | None:
-        """The parameter in which a gradient is looked for first."""
+        """The parameter, of any shape, in which a gradient is looked for first; None: there is
+        none.
+        """
         return None if self._witness is None else self._witness()
 
     def begun_from(self, loss: object, *, anew: bool = False) -> None:
@@ -73,7 +75,9 @@ class Cleared:
         return True
 
     def backward_ended(self, parameters: Iterable[torch.Tensor]) -> None:
-        """A backward call is over; `parameters` are those of all optimizers, read when needed."""
+        """A backward call is over; `parameters`, of any shape, are those of all optimizers, read
+        when needed.
+        """
         if self.is_left():
             return
         if self._pause:
@@ -90,7 +94,8 @@ class Cleared:
     def is_gone(self, parameters: Iterable[torch.Tensor] | None) -> bool:
         """Whether no gradient is left of those that there were; asked in front of a backward call.
 
-        The next one begins anew. `parameters` None: the witness has to do.
+        The next one begins anew. `parameters`, of any shape, are those of all optimizers; None: the
+        witness has to do.
         """
         had, self.had, self._several = self.had, False, True
         if not had or (parameters is None and self.witness is None):

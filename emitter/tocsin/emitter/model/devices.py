@@ -18,7 +18,9 @@ _NONE: Final = ("cpu", "meta")
 
 
 def devices_of(parameters: Iterable[torch.Tensor], root: nn.Module | None) -> dict[str, int]:
-    """How many accelerators of each name; none of a training on the CPU."""
+    """How many accelerators of each name these parameters, of any shape, are on; none of a training
+    on the CPU.
+    """
     found = {parameter.device for parameter in parameters if parameter.device.type not in _NONE}
     if isinstance(root, nn.DataParallel):
         found |= {torch.device("cuda", i) for i in root.device_ids}

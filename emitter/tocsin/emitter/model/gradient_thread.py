@@ -52,8 +52,8 @@ gradient_thread: Final = GradientThread()
 
 
 def leaves(loss: object, *, max_nodes: int) -> Iterator[torch.Tensor]:
-    """The tensors in which this loss's backward call leaves a gradient, as far as so many nodes of
-    its graph lead to them.
+    """The tensors, of any shape, in which this loss's backward call leaves a gradient, as far as so
+    many nodes of its graph lead to them.
     """
     grad_fn = loss.grad_fn if isinstance(loss, torch.Tensor) else None
     waiting = [] if grad_fn is None else [grad_fn]

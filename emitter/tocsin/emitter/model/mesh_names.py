@@ -45,14 +45,14 @@ Cuts = Mapping[int, Sequence[Cut]]
 
 
 def is_distributed(tensor: torch.Tensor) -> bool:
-    """Whether it is a DTensor, or belongs to FSDP's first version."""
+    """Whether a tensor of any shape is a DTensor, or belongs to FSDP's first version."""
     return (hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")) or hasattr(
         tensor, "_fsdp_flattened"
     )
 
 
 def place_of(tensor: torch.Tensor, cuts: Iterable[Cut] = ()) -> Place:
-    """The place of a parameter that is cut in these ways.
+    """The place of a parameter, of any shape, that is cut in these ways.
 
     `@tp1`: the second part along the dimension `tp` of the mesh; `@shard1` where that has no name;
     `@pp1` of the second stage; `@pp1-tp0` of both.

@@ -59,7 +59,7 @@ class WatchedOptimizer:
 
     ends: tuple[tuple[int, int, int], ...]
     own: dict[int, weakref.ref[torch.Tensor]]
-    """The parameters by their ids, of an optimizer that is gone, too."""
+    """The parameters, of any shape, by their ids; of an optimizer that is gone, too."""
 
     steps: int = 0
     alone: int = 0
@@ -73,7 +73,9 @@ class WatchedOptimizer:
 
     @property
     def parameters(self) -> list[tuple[str, torch.Tensor]]:
-        """Names and parameters; none where the optimizer is gone, or has fewer than it had."""
+        """Names and parameters, of any shape; none where the optimizer is gone, or has fewer than
+        it had.
+        """
         optimizer = self.optimizer()
         if optimizer is None:
             return []
@@ -90,7 +92,9 @@ class WatchedOptimizer:
         return any(p.grad is not None for group in groups for p in group["params"])
 
     def holds(self, parameter: torch.Tensor) -> bool:
-        """Whether that is one of these, and not another tensor with the id that one has had."""
+        """Whether that tensor, of any shape, is one of the optimizer's parameters, and not another
+        one with the id that one has had.
+        """
         own = self.own.get(id(parameter))
         return own is not None and own() is parameter
 
@@ -198,12 +202,14 @@ class Optimizers:
         return [optimizer for optimizer in found if optimizer is not None]
 
     def parameters(self) -> list[torch.Tensor]:
-        """All parameters of all optimizers, each once."""
+        """All parameters of all optimizers, of any shape, each once."""
         found = {id(p): p for w in self._watched.values() for _, p in w.parameters}
         return list(found.values())
 
     def each_parameter(self) -> Iterator[torch.Tensor]:
-        """The parameters of one optimizer after the other, the primary's first."""
+        """The parameters, of any shape, of one optimizer after the other, the primary's first; some
+        come twice.
+        """
         yield from (p for _, p in self.primary.parameters)
         for watched in list(self._watched.values()):
             yield from (p for _, p in watched.parameters)

@@ -35,7 +35,7 @@ _HEADER_BYTES: Final = 256
 
 
 class Copied(Protocol):
-    """Copies of tensors on the host, or on their way there."""
+    """Copies of tensors, of any shape, on the host, or on their way there."""
 
     @property
     def size_bytes(self) -> int:
