@@ -62,7 +62,10 @@ def health(
     max_s: float = MAX_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> Health:
-    """Read a checkpoint, a file or a folder. Raises OSError: it cannot be read."""
+    """Read a checkpoint, a file or a folder. Raises OSError: it cannot be read.
+
+    Blocks for `max_s` and one tensor more at most, by `clock`, if the file system does not hang.
+    """
     until = clock() + max_s
     before = _stamp(path)
     found = Health()

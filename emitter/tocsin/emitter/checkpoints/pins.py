@@ -41,7 +41,8 @@ def how_to_pin(environ: Mapping[str, str]) -> How | None:
 
 def pin(path: Path, how: How) -> Path:
     """Give a checkpoint, a file or a folder, its second name; that name. A second time does
-    nothing. A name of another checkpoint stays, and this one gets a number.
+    nothing. A name of another checkpoint stays, and this one gets a number. Blocks: a copy takes as
+    long as the checkpoint is large.
 
     Raises OSError: it is gone, the file system has no hard links, there is no space.
     """

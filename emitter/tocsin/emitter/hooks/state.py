@@ -165,7 +165,7 @@ class Hooks(LoopState):
         self.gradients.reset()
 
     def watch_local(self, parameter: torch.Tensor) -> None:
-        """Look at this rank's own gradient of the parameter whenever it is complete."""
+        """Look at this rank's own gradient of a parameter, of any shape, once it is complete."""
         # The gradient of a DTensor is, with FSDP2, complete only once it is reduced.
         if parameter.requires_grad and not is_distributed(parameter):
             place = self.local.is_new(parameter)
@@ -278,7 +278,9 @@ class Hooks(LoopState):
             unwatched.report("no_step", os.environ)
 
     def on_scale(self, before: object, after: object) -> None:
-        """Called after `GradScaler.scale`."""
+        """Called after `GradScaler.scale` of `before`, which returned `after`; a tensor of one
+        element is a loss.
+        """
         self.local.scaled = True
         if isinstance(before, torch.Tensor) and before.numel() == 1:
             self.scaled = (id(after), before.detach())
@@ -321,7 +323,9 @@ class Hooks(LoopState):
                 self.hook_probes.checks.epoch()
 
     def check(self, exit_point: ExitPoint) -> None:
-        """An exit point. Outside of the isolation: raises StopTraining on purpose."""
+        """An exit point. Outside of the isolation: raises StopTraining on purpose. Then it waits
+        for other ranks, and for a checkpoint.
+        """
         if self.capture is not None:
             self.capture.training.check(exit_point)
 

@@ -54,6 +54,7 @@ class UpdateGuard:
         self, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[tuple[object, ...], dict[str, object]] | None:
         """In front of `Optimizer.step`. Outside of the isolation: raises StopTraining on purpose.
+        Waits for gradients on a GPU, and may wait for other ranks.
 
         Where the gradients are computed in the step, by a closure, it gives the step another one,
         which looks at them behind it.
@@ -132,7 +133,10 @@ class UpdateGuard:
 
 
 def all_finite(gradients: Iterable[torch.Tensor | None]) -> bool:
-    """Whether all of them are. One pass, and for each device one number that is waited for."""
+    """Whether all gradients, of any shape, are finite; None counts as finite.
+
+    One pass, and for each device and type one number that is waited for.
+    """
     places: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for gradient in gradients:
         flat = None if gradient is None else dense(gradient)

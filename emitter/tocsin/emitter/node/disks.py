@@ -43,7 +43,9 @@ class DiskSpace:
         return bool(self._names)
 
     def read(self, now_s: float) -> Sample:
-        """One reading; a folder that is not there yet, or can only be read, has no columns."""
+        """One reading; a folder that is not there yet, or can only be read, has no columns. May
+        hang where a network file system does.
+        """
         found: Sample = {}
         for folder, name in self._names.items():
             try:

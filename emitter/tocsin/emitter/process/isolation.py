@@ -111,7 +111,10 @@ class Isolation:
     def run(
         self, probe: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> R | None:
-        """`function(...)`; None if it raises, or did so before and is not to be tried again yet."""
+        """`function(...)`; None if it raises, or did so before and is not to be tried again yet.
+
+        Raises only what a signal handler of the user's has raised, and what is no `Exception`.
+        """
         tried = probe in self.off
         if tried and self.rests(probe):
             return None
@@ -161,7 +164,10 @@ class Isolation:
         self.report_off()
 
     def report_off(self) -> None:
-        """Report each probe that was switched off; again later what cannot be reported now."""
+        """Report each probe that was switched off; again later what cannot be reported now.
+
+        Raises only what a signal handler of the user's has raised.
+        """
         while self._unsaid and self.report is not None:
             probe = self._unsaid[0]
             try:

@@ -167,7 +167,10 @@ class Sender:
         self._put(frame, Priority.ANOMALY if urgent else priority_of(frame.collection), urgent)
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
-        """Wait until all that was handed in is acknowledged; False if the time was too short."""
+        """Wait until all that was handed in is acknowledged; False if the time was too short.
+
+        Raises only what a signal handler of the user's has raised.
+        """
         if self._forks != forks.count:
             return False
         thread = self._thread
@@ -192,7 +195,9 @@ class Sender:
         return False
 
     def close(self, timeout_s: float = FLUSH_S) -> bool:
-        """Flush, then end the thread and close the bus. Bounded by `timeout_s` and 2 s."""
+        """Flush, then end the thread and close the bus. Waits for at most `timeout_s` and 2 s;
+        whether all was acknowledged. Raises as `flush` does.
+        """
         if self._forks != forks.count:
             return False
         try:

@@ -68,7 +68,9 @@ def started(
 
 
 def check(exit_point: ExitPoint, step: int) -> None:
-    """At an exit point of this process: raises StopTraining if a verified stop is due."""
+    """At an exit point of this process: raises StopTraining if a verified stop is due. Then it
+    waits for other ranks, and for a checkpoint.
+    """
     rank = _rank
     if rank is not None:
         rank.step = step

@@ -72,6 +72,9 @@ class LeaveReport:
     ) -> saving.Choice | None:
         """What becomes of the checkpoint; None: one is to be saved. All ranks choose the same.
 
+        Waits for a GPU, on which the weights are, and for the other ranks. Raises only what a
+        signal handler of the user's has raised.
+
         Args:
             policy: what the stop asks for; None: it is not known, and the others save none then,
                 either.
@@ -116,7 +119,9 @@ class LeaveReport:
             self._socket.send({"kind": "left", "command_id": command_id, "step": step})
 
     def report_early(self, stop: StopTraining, step: int, choice: saving.Choice) -> None:
-        """Say that this rank leaves before an update; `confirm` follows when its command comes."""
+        """Say that this rank leaves before an update, and wait until that has arrived; `confirm`
+        follows when its command comes.
+        """
         self.over = True
         with self._lock:
             self._early, command = (step, choice), self._command

@@ -115,7 +115,11 @@ class Rank:
         return self._socket.path
 
     def at_exit_point(self, exit_point: ExitPoint, step: int) -> None:
-        """Leave here if it is time. Raises StopTraining."""
+        """Leave here if it is time. Raises StopTraining.
+
+        May wait for the other ranks before that; where it leaves, for a checkpoint that is being
+        written, or is to be, and until its report has arrived.
+        """
         if self._saving:
             return
         taken = self._taken_over

@@ -143,7 +143,9 @@ class Agreement:
     def at_exit_point(self, stopping: bool) -> bool:
         """Count an exit point; True if all ranks leave here. `broken` is why there is no more.
 
-        `stopping`: this rank has received a stop; it may wait up to `STOP_PATIENCE_S` here, once.
+        May wait for the other ranks, in all for up to `PATIENCE_S` and `PATIENCE_SHARE` of the time
+        so far. `stopping`: this rank has received a stop; it may wait up to `STOP_PATIENCE_S` here,
+        once.
         """
         exit_point, self._exit_points = self._exit_points, self._exit_points + 1
         collective = self._collective

@@ -106,7 +106,8 @@ _trainings = 0
 
 def current() -> Agreement | None:
     """A fresh agreement among the ranks of the process group; None without one, for one rank, or
-    where the ranks have not done the same on it.
+    where the ranks have not done the same on it. Waits for a round of the agreement before, for a
+    second at most.
     """
     global _agreement, _collective, _votes
     if _agreement is not None:

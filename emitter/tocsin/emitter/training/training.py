@@ -239,7 +239,9 @@ class Training:
         self._stepping_s += seconds
 
     def check(self, exit_point: ExitPoint) -> None:
-        """An exit point of the loop; not isolated: raises StopTraining on purpose."""
+        """An exit point of the loop; not isolated: raises StopTraining on purpose. Then it waits
+        for other ranks, and for a checkpoint.
+        """
         try:
             exit_points.check(exit_point, max(0, self.next_step - 1))
         except StopTraining:
@@ -247,7 +249,9 @@ class Training:
             raise
 
     def leave_before_update(self, reason: str, policy: before_update.CheckpointPolicy) -> NoReturn:
-        """Leave the loop instead of making the next step; not isolated: raises StopTraining."""
+        """Leave the loop instead of making the next step; not isolated: raises StopTraining. Waits
+        for a checkpoint that is being written, or is to be.
+        """
         rank = exit_points.listening()
         assert rank is not None
         self.left = True
