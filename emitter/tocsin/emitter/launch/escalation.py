@@ -221,10 +221,10 @@ class Stopper:
             return
         await self.forbid_restarts()
         living = self._members.living(command.incarnation)
-        told = [trainer for trainer in living if datagrams.send(trainer.socket, signed.message())]
-        leaving = _LeavingJob(self, job, stop, living, told)
-        # Who was not told may have gone on to another training: that one is not touched.
-        grace_s = command.grace_s if told else 0.0
+        notified = [each for each in living if datagrams.send(each.socket, signed.message())]
+        leaving = _LeavingJob(self, job, stop, living, notified)
+        # Who was not notified may have gone on to another training: that one is not touched.
+        grace_s = command.grace_s if notified else 0.0
         await signal_ladder.end(leaving, grace_s=grace_s, term_grace_s=command.grace_s)
         if leaving.trains_on() and stop.exit_code is None:
             self._confirm(stop, STOPPED)
@@ -279,13 +279,13 @@ class _LeavingJob:
     job: Job
     stop: _Stop
     living: Sequence[Trainer]
-    told: Sequence[Trainer]
+    notified: Sequence[Trainer]
     name: str = "the job"
 
     def late(self, waited_s: float) -> str:
-        if self.told:
-            left = {trainer.pid for trainer in self.told if trainer.left_at is not None}
-            late = [str(trainer.rank) for trainer in self.told if trainer.pid not in left]
+        if self.notified:
+            left = {trainer.pid for trainer in self.notified if trainer.left_at is not None}
+            late = [str(trainer.rank) for trainer in self.notified if trainer.pid not in left]
             if late:
                 return f"rank {', '.join(late)} did not leave within {waited_s:g} s"
             return f"the job did not end within {waited_s:g} s, though its ranks left"

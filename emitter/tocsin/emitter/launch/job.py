@@ -144,25 +144,25 @@ class Job:
         At once SIGTERM, after `SWEEP_S` SIGKILL; returns when they are gone, or 2 s after SIGKILL.
         """
         number, until = signal.SIGTERM, time.monotonic() + SWEEP_S
-        told: set[int] = set()
+        signalled: set[int] = set()
         while True:
             self._reaper.reap()
             left = process_group.descendants(keeping) if everything else []
             group = process_group.group_exists(self.group)
             if not group and not left:
                 return
-            if group and self.group not in told:
-                told.add(self.group)
+            if group and self.group not in signalled:
+                signalled.add(self.group)
                 self.terminate(number)
             for pid in left:
-                if pid not in told:
-                    told.add(pid)
+                if pid not in signalled:
+                    signalled.add(pid)
                     process_group.signal_process(pid, number)
             if time.monotonic() > until:
                 if number is signal.SIGKILL:
                     return
                 number, until = signal.SIGKILL, time.monotonic() + 2.0
-                told.clear()
+                signalled.clear()
             await asyncio.sleep(_POLL_S)
 
     def _changed(self, change: Change) -> None:

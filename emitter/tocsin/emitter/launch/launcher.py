@@ -433,7 +433,7 @@ class _Launch:
             self._hurry.set()
 
     async def _housekeep(self, job: Job) -> None:
-        told = self._watch is None
+        warned = self._watch is None
         unwatched: set[str] = set()
         while True:
             await asyncio.sleep(_REAP_S)
@@ -441,8 +441,8 @@ class _Launch:
             for kind in self._members.unwatched.keys() - unwatched:
                 unwatched.add(kind)
                 self.printer.note(LINES[kind])
-            if not told and job.duration_s() > UNHEARD_S:
-                told = True
+            if not warned and job.duration_s() > UNHEARD_S:
+                warned = True
                 if self._members.pythons == 0:
                     self.printer.note(messages.unheard_line(self.options.command), wrong=True)
             if self._watch is not None:
@@ -575,9 +575,9 @@ class _Launch:
             except (OSError, ValueError) as error:
                 self.printer.line(f"cannot write the summary: {error}")
         if self._watch is not None and self.job is not None:
-            unsaid = self._watch.publisher.unpublished
+            unsent = self._watch.publisher.unpublished
             line = messages.end_line(
-                summary, unsaid=unsaid, again=options.again, unwatched=self._members.unwatched
+                summary, unsent=unsent, again=options.again, unwatched=self._members.unwatched
             )
             self.printer.note(line, wrong=judged < steps)
         return exit_code

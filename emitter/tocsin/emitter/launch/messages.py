@@ -103,7 +103,7 @@ def requested_by(command: StopRequested) -> str:
 def end_line(
     summary: Summary,
     *,
-    unsaid: int = 0,
+    unsent: int = 0,
     again: Sequence[str] = (),
     unwatched: Mapping[str, Collection[int]] | None = None,
 ) -> str:
@@ -114,7 +114,7 @@ def end_line(
 
     Args:
         summary: what is to be summed up.
-        unsaid: how many records of the launcher's own were not sent.
+        unsent: how many records of the launcher's own were not sent.
         again: options with which another command finds the same bus.
         unwatched: kinds of trainings that were not watched, and the processes in which they were.
     """
@@ -136,8 +136,8 @@ def end_line(
             line += f", {counted(capture.dropped, 'record')} dropped"
         if capture.not_watched:
             line += f"; not watched: {plain_line(', '.join(capture.not_watched))}"
-    if unsaid:
-        line += f", {counted(unsaid, 'launcher record')} not sent"
+    if unsent:
+        line += f", {counted(unsent, 'launcher record')} not sent"
     if unwatched:
         line += f", not watched: {', '.join(_unwatched(*each) for each in unwatched.items())}"
     if stop is not None and (person := requested_by(stop)):
@@ -149,8 +149,8 @@ def end_line(
     if summary.saved is not None and summary.saved.device_hours:
         line += f", saved {summary.saved.text}"
     stopping = [issue for issue in issues if stop is not None and issue.issue_id == stop.issue_id]
-    if (told := gravest(stopping or issues)) is not None:
-        line += f"; {shlex.join(['tocsin', 'why', root_of(told, issues).short_id, *again])}"
+    if (worst := gravest(stopping or issues)) is not None:
+        line += f"; {shlex.join(['tocsin', 'why', root_of(worst, issues).short_id, *again])}"
     return line
 
 

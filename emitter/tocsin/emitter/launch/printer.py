@@ -25,7 +25,7 @@ class Printer:
         self.unjudged = False
         self._options = options
         self._judged_s = now_s
-        self._told_off: set[str] = set()
+        self._reported_off: set[str] = set()
 
     def line(self, text: str) -> None:
         """One line; never raises for a terminal that is gone."""
@@ -54,7 +54,7 @@ class Printer:
             case RunView():
                 self._judged_s = now_s
                 if news.capture is not None:
-                    for line in messages.switched_off_lines(news.capture, self._told_off):
+                    for line in messages.switched_off_lines(news.capture, self._reported_off):
                         self.note(line, wrong=True)
             case Delivery():
                 wrong = news.kind == "stop" or news.state in ("rejected", "expired")

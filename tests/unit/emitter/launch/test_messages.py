@@ -175,7 +175,7 @@ def test_the_lines_for_people() -> None:
     half = "1,200 steps recorded, only 1,100 checked by rules, 0 issues"
     assert end_line(1200, judged=1100) == half
     lost = "1 step watched, 0 issues, 2 launcher records not sent"
-    assert end_line(1, unsaid=2) == lost
+    assert end_line(1, unsent=2) == lost
     assert end_line(0, [], figures) == "no training seen, 0 issues"
     seen = "no training seen, 0 issues, not watched: trainings in 2 child processes"
     assert end_line(0, unwatched={"child": {7, 8}}) == seen
@@ -188,7 +188,7 @@ def end_line(
     *,
     judged: int | None = None,
     stop: StopRequested | None = None,
-    unsaid: int = 0,
+    unsent: int = 0,
     again: Sequence[str] = (),
     unwatched: Mapping[str, Collection[int]] | None = None,
 ) -> str:
@@ -197,7 +197,7 @@ def end_line(
         judged_steps=steps if judged is None else judged,
         rules={}, stop=None if stop is None else StopFigures(command=stop), capture=capture,
     )  # fmt: skip
-    return messages.end_line(summary, unsaid=unsaid, again=again, unwatched=unwatched)
+    return messages.end_line(summary, unsent=unsent, again=again, unwatched=unwatched)
 
 
 def command(**changes: object) -> StopRequested:
