@@ -142,7 +142,7 @@ class GroupSamples:
         self.total = 0
         """The machine's memory, bytes; 0: not known."""
         self._root = root
-        self._looked: tuple[int | None, float] | None = None
+        self._last_read: tuple[int | None, float] | None = None
         self._limits: Limits | None = None
         self._usage: ProcFile | None = None
         self._memory_stat: ProcFile | None = None
@@ -152,11 +152,11 @@ class GroupSamples:
     def read(self, now_s: float) -> Sample:
         """One reading."""
         if (
-            self._looked is None
-            or self._looked[0] != self.pid
-            or now_s - self._looked[1] >= READ_EVERY_S
+            self._last_read is None
+            or self._last_read[0] != self.pid
+            or now_s - self._last_read[1] >= READ_EVERY_S
         ):
-            self._looked = self.pid, now_s
+            self._last_read = self.pid, now_s
             self._read()
         assert self._limits is not None
         found: Sample = {}

@@ -83,12 +83,12 @@ class ProcessTree:
         self._walked: frozenset[int] | None = None
         self._keep_orphans = False
         self._walking = Paced("the job's processes", self._walk, least_s=WALK_EVERY_S)
-        self._look_at_threads = Paced("the job's threads", self._threads, least_s=WALK_EVERY_S)
+        self._sampling_threads = Paced("the job's threads", self._threads, least_s=WALK_EVERY_S)
         self._before: dict[int, int] = {}
         self._at_s = 0.0
         self._threads_before: dict[tuple[int, int], int] = {}
         self._threads_at_s = 0.0
-        self._ticks_at_look: dict[int, int] = {}
+        self._ticks_at_sampling: dict[int, int] = {}
 
     @property
     def pids(self) -> frozenset[int]:
@@ -125,7 +125,7 @@ class ProcessTree:
                 before, self._processes.values(), elapsed_s
             )
             found["data_loader.cpu_percent"] = _percent(before, workers, elapsed_s)
-        found.update(self._look_at_threads.sample(now_s))
+        found.update(self._sampling_threads.sample(now_s))
         return found
 
     def _workers(self) -> list[_Process]:
@@ -195,7 +195,7 @@ class ProcessTree:
     def _threads(self, now_s: float) -> Sample:
         elapsed_s, self._threads_at_s = now_s - self._threads_at_s, now_s
         ticks = {pid: process.ticks for pid, process in self._processes.items()}
-        earlier, self._ticks_at_look = self._ticks_at_look, ticks
+        earlier, self._ticks_at_sampling = self._ticks_at_sampling, ticks
         busiest = sorted(ticks, key=lambda pid: ticks[pid] - earlier.get(pid, 0), reverse=True)
         there: dict[tuple[int, int], int] = {}
         for pid in busiest[:BUSIEST]:

@@ -107,22 +107,22 @@ class ThreadedSource:
         self._questions: SimpleQueue[float | None] = SimpleQueue()
         self._answers: SimpleQueue[tuple[float, Sample | Exception]] = SimpleQueue()
         self._asked_s: float | None = None
-        self._looked_s: float | None = None
+        self._last_sample_s: float | None = None
         self._due_s = float("-inf")
         self._kept_s = KEPT_S
         self._at_s = float("-inf")
         self._last: Sample = {}
         self._failed = 0
         self._answered = False
-        self._told_slow = self._told_silent = False
+        self._reported_slow = self._reported_silent = False
 
     def sample(self, now_s: float) -> Sample:
         """The source's last reading; nothing if it is too old.
 
         Waits for half of the time since the sample before, and a second, at most.
         """
-        gap_s = 0.0 if self._looked_s is None else now_s - self._looked_s
-        self._looked_s = now_s
+        gap_s = 0.0 if self._last_sample_s is None else now_s - self._last_sample_s
+        self._last_sample_s = now_s
         if self._asked_s is not None:
             self._collect(now_s, 0.0)
         elif now_s >= self._due_s and self._ask(now_s):
@@ -154,8 +154,8 @@ class ThreadedSource:
                 self._answers.get(timeout=wait_s) if wait_s else self._answers.get(False)
             )
         except Empty:
-            if now_s - self._asked_s > KEPT_S and not self._told_silent:
-                self._told_silent = True
+            if now_s - self._asked_s > KEPT_S and not self._reported_silent:
+                self._reported_silent = True
                 self._report(
                     f"{self._name}: no answer for {KEPT_S:g} s; left out until there is one"
                 )
@@ -169,8 +169,8 @@ class ThreadedSource:
             pause_s = max(pause_s, EMPTY_S)
         self._due_s = now_s + pause_s
         self._kept_s = max(KEPT_S, 2.5 * (took_s + pause_s))
-        if slow and not self._told_slow:
-            self._told_slow = True
+        if slow and not self._reported_slow:
+            self._reported_slow = True
             self._report(
                 f"{self._name}: a reading took {took_s:.1f} s; sampled every {REST * took_s:.0f} s"
             )

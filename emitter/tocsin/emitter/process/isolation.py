@@ -103,7 +103,7 @@ class Isolation:
         self.came_back: dict[str, str] = {}
         """Probes that were off for a while, with the reason."""
         self.report: Callable[[str, str], None] | None = None
-        self._unsaid: list[str] = []
+        self._unreported: list[str] = []
         self._steps = 0
         self._trial_at: dict[str, int] = {}
         self._failures: dict[str, int] = {}
@@ -160,7 +160,7 @@ class Isolation:
         if probe in self.off:
             return
         self.off[probe] = reason
-        self._unsaid.append(probe)
+        self._unreported.append(probe)
         self.report_off()
 
     def report_off(self) -> None:
@@ -168,8 +168,8 @@ class Isolation:
 
         Raises only what a signal handler of the user's has raised.
         """
-        while self._unsaid and self.report is not None:
-            probe = self._unsaid[0]
+        while self._unreported and self.report is not None:
+            probe = self._unreported[0]
             try:
                 self.report(probe, self.off.get(probe, ""))
             # The report is our code too.
@@ -177,13 +177,13 @@ class Isolation:
                 if from_signal(error):
                     raise
                 return
-            self._unsaid.remove(probe)
+            self._unreported.remove(probe)
 
     def reset(self) -> None:
         """Every probe is on again: another training begins, and may be of another kind."""
         self.off.clear()
         self.came_back.clear()
-        self._unsaid.clear()
+        self._unreported.clear()
         self._trial_at.clear()
         self._failures.clear()
 
@@ -195,5 +195,5 @@ class Isolation:
 
     def _is_back(self, probe: str) -> None:
         self.came_back[probe] = self.off.pop(probe)
-        if probe in self._unsaid:
-            self._unsaid.remove(probe)
+        if probe in self._unreported:
+            self._unreported.remove(probe)

@@ -140,10 +140,10 @@ def ends_by_ms(environ: Mapping[str, str]) -> int | None:
 
     Slurm sets its time limit since 22.05.
     """
-    told = environ.get("SLURM_JOB_END_TIME", "")
-    if not told.isascii() or not told.isdigit():
+    text = environ.get("SLURM_JOB_END_TIME", "")
+    if not text.isascii() or not text.isdigit():
         return None
-    end_ms = 1000 * int(told)
+    end_ms = 1000 * int(text)
     # A job without a limit has one in a hundred years or so.
     return end_ms if end_ms <= MAX_MILLIS else None
 
