@@ -549,7 +549,7 @@ def test_of_other_trainings_in_children_it_is_said(
 def test_a_training_without_optimizer_steps_is_said(
     job: datagrams.Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unwatched._claim, "told", set())
+    monkeypatch.setattr(unwatched._claim, "reported", set())
     model = network()
     for _ in range(60):
         loss_of(model).backward()
@@ -563,7 +563,7 @@ def test_a_training_without_optimizer_steps_is_said(
 def test_a_long_accumulation_before_the_first_step_is_none(
     job: datagrams.Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unwatched._claim, "told", set())
+    monkeypatch.setattr(unwatched._claim, "reported", set())
     model = network()
     for _ in range(80):
         loss_of(model).backward()
@@ -573,7 +573,7 @@ def test_a_long_accumulation_before_the_first_step_is_none(
 def test_trainings_in_several_threads_are_not_mixed(
     tmp_path: Path, job: datagrams.Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unwatched._claim, "told", set())
+    monkeypatch.setattr(unwatched._claim, "reported", set())
     turn = threading.Barrier(3)
 
     def train() -> None:
@@ -681,7 +681,7 @@ def test_a_loop_that_skips_on_another_thread_each_time_is_not_misread(
 def test_a_training_that_goes_on_on_other_threads_is_one(
     tmp_path: Path, job: datagrams.Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unwatched._claim, "told", set())
+    monkeypatch.setattr(unwatched._claim, "reported", set())
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
@@ -703,7 +703,7 @@ def test_a_training_that_goes_on_on_other_threads_is_one(
 def test_two_nets_that_step_on_a_thread_each_are_one_training(
     tmp_path: Path, job: datagrams.Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unwatched._claim, "told", set())
+    monkeypatch.setattr(unwatched._claim, "reported", set())
     nets = [network(), network()]
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.05) for net in nets]
 
@@ -736,7 +736,7 @@ def test_two_nets_that_step_on_a_thread_each_are_one_training(
 def test_another_training_on_another_thread_is_watched_after_the_first(
     job: datagrams.Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unwatched._claim, "told", set())
+    monkeypatch.setattr(unwatched._claim, "reported", set())
     kept = []
 
     def train() -> None:

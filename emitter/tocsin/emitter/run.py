@@ -342,8 +342,8 @@ class Run:
             return
         at = step if step is not None else training.next_step
         names = [name if name == "loss" else f"log.{name}" for name in columns]
-        odd = any(not math.isfinite(number) for number in numbers)
-        training.row(names, numbers, step=at, urgent=odd)
+        nonfinite = any(not math.isfinite(number) for number in numbers)
+        training.row(names, numbers, step=at, urgent=nonfinite)
         training.next_step = max(training.next_step, at + 1)
 
     def _mark(self, name: str, edge: str, duration_s: float | None) -> None:

@@ -38,8 +38,8 @@ class Pace:
         self._hurries = float(HURRIES)
         self._counted = -math.inf
 
-    def looked(self, now: float, *, found: bool) -> None:
-        """The outbox was looked into, and there was something or nothing."""
+    def checked(self, now: float, *, found: bool) -> None:
+        """The outbox was checked, and there was something or nothing."""
         if not found:
             return
         if now - self._last > CALM_S:

@@ -121,7 +121,7 @@ class Sender:
         self._busy = 0
         self._lost = 0
         self._failing = False
-        self._told: set[type[Exception]] = set()
+        self._reported: set[type[Exception]] = set()
         self._degraded: set[str] = set()
         self.records = 0
         self.failed: str | None = None
@@ -138,11 +138,11 @@ class Sender:
 
     def publish(self, data: Data) -> None:
         """Send an event; all but marks at once."""
-        said = QueuedEvent(data, unix_ms())
+        event = QueuedEvent(data, unix_ms())
         if isinstance(data, PhaseMark | CheckpointWritten):
-            self._put(said, Priority.MARKS, False)
+            self._put(event, Priority.MARKS, False)
         else:
-            self._put(said, Priority.LIFECYCLE, True)
+            self._put(event, Priority.LIFECYCLE, True)
 
     def row(self, row: StepRow, *, urgent: bool = False) -> None:
         """Send the scalars of one step."""
@@ -329,7 +329,7 @@ class Sender:
         flushes = [self._flushes.popleft() for _ in range(len(self._flushes))]
         closing, self._urgent = self._closing, False
         self._drain()
-        self._pace.looked(time.monotonic(), found=len(self._outbox) > 0)
+        self._pace.checked(time.monotonic(), found=len(self._outbox) > 0)
         sent = True
         try:
             while sent:
@@ -389,8 +389,8 @@ class Sender:
             except Exception as error:
                 await link.drop()
                 self._failing = True
-                if type(error) not in self._told:
-                    self._told.add(type(error))
+                if type(error) not in self._reported:
+                    self._reported.add(type(error))
                     self._report(advice(error, PUBLISH_S))
                 if self._closing:
                     return False
@@ -403,8 +403,8 @@ class Sender:
                 self.records += len(records)
                 if self._failing:
                     self._failing = False
-                    if self._told:
-                        self._told.clear()
+                    if self._reported:
+                        self._reported.clear()
                         self._report(
                             f"the bus answers again; {self.dropped:,} records were dropped"
                         )

@@ -237,7 +237,7 @@ class Rank:
         choice = self._leaving.choose(
             policy,
             None if self._agreed is None else self._agreed.vote,
-            partial(saving.kept_until_told, policy),
+            partial(saving.kept_until_command, policy),
         )
         stop = StopTraining(reason, step=step if step >= 0 else None, save=choice is None)
         self._leaving.report_early(stop, step, choice or self._save())

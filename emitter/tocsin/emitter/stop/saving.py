@@ -96,7 +96,7 @@ def save() -> Choice:
     before = writes.ended
     writes.start()
     try:
-        told = saver()
+        returned = saver()
     except Exception as error:
         # An emitter hook's isolation: the stop comes through without a checkpoint.
         if from_signal(error):
@@ -105,7 +105,7 @@ def save() -> Choice:
         return Choice(decision="not_saved", reason=f"saving failed: {type(error).__name__}")
     finally:
         writes.end()
-    path = os.fspath(told) if isinstance(told, str | os.PathLike) else ""
+    path = os.fspath(returned) if isinstance(returned, str | os.PathLike) else ""
     if not path and writes.ended > before:
         path = writes.path
     return Choice(decision="saved", path=str(path))
@@ -121,7 +121,7 @@ def kept(command: StopRequested | None, why: str = "") -> Choice:
     return Choice(decision="protected", path=command.last_good_checkpoint.path, reason=why)
 
 
-def kept_until_told(policy: str, why: str = "") -> Choice:
+def kept_until_command(policy: str, why: str = "") -> Choice:
     """The choice where nothing is saved and the command is still to come, which names what is
     protected; `why` nothing is saved, if that was asked for.
     """

@@ -39,7 +39,7 @@ class _Claim:
 
     def __init__(self) -> None:
         self.held = False
-        self.told: set[str] = set()
+        self.reported: set[str] = set()
 
 
 _claim = _Claim()
@@ -80,9 +80,9 @@ def claim(environ: Mapping[str, str]) -> bool:
 
 def report(kind: Kind, environ: Mapping[str, str]) -> None:
     """Report it to the launcher once, which prints it at the end; without one, print it here."""
-    if kind in _claim.told:
+    if kind in _claim.reported:
         return
-    _claim.told.add(kind)
+    _claim.reported.add(kind)
     launcher = environ.get(LAUNCHER)
     message: datagrams.Message = {"kind": "unwatched", "what": kind, "pid": os.getpid()}
     if not launcher or not datagrams.send(launcher, message):
@@ -91,7 +91,7 @@ def report(kind: Kind, environ: Mapping[str, str]) -> None:
 
 def _in_child() -> None:
     _claim.held = False
-    _claim.told = set()
+    _claim.reported = set()
 
 
 os.register_at_fork(after_in_child=_in_child)

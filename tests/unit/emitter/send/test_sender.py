@@ -269,12 +269,12 @@ def test_the_pace_is_slow_only_while_records_come_all_the_time() -> None:
     pace = Pace()
     assert not pace.steady(0.0)
     for look in range(100):
-        pace.looked(look * 0.02, found=True)
+        pace.checked(look * 0.02, found=True)
     assert not pace.steady(EARLY_S - 0.01)
     assert pace.steady(2.0)
-    pace.looked(3.0, found=False)
+    pace.checked(3.0, found=False)
     assert not pace.steady(1.98 + CALM_S + 0.01)
-    pace.looked(5.0, found=True)
+    pace.checked(5.0, found=True)
     assert not pace.steady(5.0)
 
 
