@@ -26,7 +26,7 @@ from tocsin.emitter.probes.activations.compiled import (
     NONE,
     acquire_slot,
     trace_attention,
-    trace_look,
+    trace_output,
 )
 from tocsin.emitter.probes.activations.module_kinds import TYPES
 from tocsin.emitter.training.context import current
@@ -85,7 +85,7 @@ class ModuleCallObserver:
         if IN_GRAPHS and not torch.compiler.is_exporting():
             slot = acquire_slot(False)
             if slot != NONE:
-                trace_look(result, args, slot)
+                trace_output(result, args, slot)
 
     def __reduce__(self) -> tuple[type, tuple[object, ...], dict[str, object]]:
         # Who pickles a class by value (cloudpickle, of one in `__main__`) has our call in it: it

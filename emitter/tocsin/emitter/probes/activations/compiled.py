@@ -117,7 +117,7 @@ def acquire_slot(whatever: bool) -> int:
 acquire_slot._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def trace_look(result: object, args: tuple[object, ...], slot: int) -> None:
+def trace_output(result: object, args: tuple[object, ...], slot: int) -> None:
     """Put the operation into the graph that is made: traced, never run.
 
     `result` is what a module returned, a tensor of any shape or a tuple of such; of a tuple the
@@ -127,12 +127,12 @@ def trace_look(result: object, args: tuple[object, ...], slot: int) -> None:
         if len(result) > 1 and isinstance(result[0], torch.Tensor):
             last = result[-1]
             chosen = last if isinstance(last, torch.Tensor) else None
-            torch.ops.tocsin.look(result[0], chosen, slot)
+            torch.ops.tocsin.observe(result[0], chosen, slot)
     elif isinstance(result, torch.Tensor):
         first = args[0] if args else None
         # The input shows whether a unit is saturated.
         before = first if isinstance(first, torch.Tensor) and takes_input(slot) else None
-        torch.ops.tocsin.look(result, before, slot)
+        torch.ops.tocsin.observe(result, before, slot)
 
 
 def trace_attention(
@@ -154,7 +154,7 @@ def trace_attention(
     mask = args[0] if args else kwargs.get("attn_mask")
     causal = args[2] if len(args) > 2 else kwargs.get("is_causal", False)
     scale = kwargs.get("scale")
-    torch.ops.tocsin.look_at_attention(query, key, mask, causal, scale, slot)
+    torch.ops.tocsin.observe_attention(query, key, mask, causal, scale, slot)
 
 
 def takes_input(slot: int) -> bool:
@@ -174,7 +174,7 @@ _library: Final[list[torch.library.Library]] = []
 
 
 def define(on_call: OnCall, on_attention: OnAttention) -> None:
-    """Make the operations `tocsin::look` and `tocsin::look_at_attention`, once.
+    """Make the operations `tocsin::observe` and `tocsin::observe_attention`, once.
 
     Args:
         on_call: called with a slot, the output of its module (any shape), and what belongs to that:
@@ -185,13 +185,13 @@ def define(on_call: OnCall, on_attention: OnAttention) -> None:
     if _library:
         return
     library = torch.library.Library("tocsin", "FRAGMENT")
-    library.define("look(Tensor x, Tensor? y, int slot) -> ()")
+    library.define("observe(Tensor x, Tensor? y, int slot) -> ()")
     library.define(
-        "look_at_attention(Tensor q, Tensor k, Tensor? mask, bool is_causal, float? scale, "
+        "observe_attention(Tensor q, Tensor k, Tensor? mask, bool is_causal, float? scale, "
         "int slot) -> ()"
     )
 
-    def trace_look(x: torch.Tensor, y: torch.Tensor | None, slot: int) -> None:
+    def trace_output(x: torch.Tensor, y: torch.Tensor | None, slot: int) -> None:
         on_call(slot, x, y)
 
     def trace_attention(
@@ -204,7 +204,7 @@ def define(on_call: OnCall, on_attention: OnAttention) -> None:
     ) -> None:
         on_attention(slot, q, k, mask, is_causal, scale)
 
-    for name, function in (("look", trace_look), ("look_at_attention", trace_attention)):
+    for name, function in (("observe", trace_output), ("observe_attention", trace_attention)):
         library.impl(name, function, "CompositeExplicitAutograd")
         library.impl(name, _nothing, "Meta")
         library.impl(name, torch.library.fallthrough_kernel, "Autograd")
