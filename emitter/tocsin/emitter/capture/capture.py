@@ -176,10 +176,10 @@ class Capture:
         is one that is known, and need not be looked at as closely as may be.
         """
         now, isolation = time.perf_counter(), self.training.isolation
-        watched = self.optimizers.watched(optimizer, look=not quick)
+        watched = self.optimizers.watched(optimizer, check=not quick)
         if not quick:
             isolation.run(SHARING, self._sharing.stepped, optimizer, backward=backward)
-        if not self.optimizers.counts(optimizer, watched, look=not quick):
+        if not self.optimizers.counts(optimizer, watched, check=not quick):
             losses = self._losses.drain()
             self.shared = losses or self.shared
             self._hook_probes.other_stepped(

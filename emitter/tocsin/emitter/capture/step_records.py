@@ -96,15 +96,15 @@ class Reporter:
                 if len(found) > 1:
                     columns += ("loss_mean", "micro_batches")
                     numbers += (total / len(found), float(len(found)))
-        looked: list[int] = []
+        bad_counts: list[int] = []
         if draft.readings:
-            looked = [bad for reading in draft.readings if (bad := reading.bad) is not None]
-            nonfinite = nonfinite or any(looked)
+            bad_counts = [bad for reading in draft.readings if (bad := reading.bad) is not None]
+            nonfinite = nonfinite or any(bad_counts)
         if draft.readings or draft.clipped is not None:
             _norms(draft, columns, numbers, world_size=self._training.origin.world_size)
-        if looked:
+        if bad_counts:
             columns.append("gradient_nonfinite")
-            numbers.append(float(sum(looked)))
+            numbers.append(float(sum(bad_counts)))
         parted = any(reading.parts is not None for reading in draft.readings)
         if draft.local is not None and not parted and (own := draft.local.norm) is not None:
             columns.append("local_gradient_norm")

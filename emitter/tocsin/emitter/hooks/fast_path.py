@@ -260,8 +260,8 @@ class FastPath:
         step = training.stepped(step_time)
         # Before the long way reads gradients again, and now and then.
         thinned = capture.schedule.budget.looks_every > 1
-        look = thinned or step % ENDS_EVERY == 0 or step + 1 >= self.until
-        if capture.optimizers.counts_primary(optimizer, look=look).stale:
+        check = thinned or step % ENDS_EVERY == 0 or step + 1 >= self.until
+        if capture.optimizers.counts_primary(optimizer, check=check).stale:
             self.until = 0
         columns = self._columns.get(self._key) or self._name_columns()
         at_us = unix_us()

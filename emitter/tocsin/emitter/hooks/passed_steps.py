@@ -79,7 +79,7 @@ class PassedSteps:
     def start(self, capture: Capture, optimizer: torch.optim.Optimizer, until: int) -> None:
         """Called after a step of this optimizer: pass over those before `until`, if possible."""
         step = capture.training.next_step
-        following = step - 1 + capture.schedule.to_next_look(step - 1)
+        following = step - 1 + capture.schedule.to_next_inspection(step - 1)
         if not FROM <= step < following:
             return
         loop = self._loop

@@ -117,7 +117,7 @@ class Optimizers:
         used: Collection[torch.optim.Optimizer] = (),
         model: nn.Module | None = None,
     ) -> None:
-        self._looks = 0
+        self._searches = 0
         self._model = None if model is None else weakref.ref(model)
         self.homeless = False
         """Whether there are parameters of modules of which no module was found."""
@@ -214,9 +214,9 @@ class Optimizers:
         for watched in list(self._watched.values()):
             yield from (p for _, p in watched.parameters)
 
-    def watched(self, optimizer: torch.optim.Optimizer, *, look: bool = True) -> WatchedOptimizer:
-        """What is known of it; looked at anew where it is new or has other parameters. `look`:
-        whether it is asked how many it has.
+    def watched(self, optimizer: torch.optim.Optimizer, *, check: bool = True) -> WatchedOptimizer:
+        """What is known of it; read anew where it is new or has other parameters. `check`: whether
+        it is asked how many it has.
         """
         if self._dead:
             self._bury()
@@ -225,8 +225,8 @@ class Optimizers:
             if watched is None and len(self._watched) > _MAX_KNOWN:
                 main = self._primary.optimizer()
                 self._watched = {} if main is None else {id(main): self._primary}
-            return self._watch(optimizer, look=True)
-        if watched.stale or (look and watched.size != discovery.size(optimizer)):
+            return self._watch(optimizer, search=True)
+        if watched.stale or (check and watched.size != discovery.size(optimizer)):
             watched = self._watch_again(optimizer, watched)
         return watched
 
@@ -241,9 +241,9 @@ class Optimizers:
         return 0 if watched is None or watched.optimizer() is not optimizer else watched.steps
 
     def counts(
-        self, optimizer: torch.optim.Optimizer, watched: WatchedOptimizer, *, look: bool = True
+        self, optimizer: torch.optim.Optimizer, watched: WatchedOptimizer, *, check: bool = True
     ) -> bool:
-        """This optimizer has made a step: whether that is a step of the training. `look`: whether
+        """This optimizer has made a step: whether that is a step of the training. `check`: whether
         it is asked if its parameters are the same; each `CHECK_EVERY` steps it is in any case.
 
         Where the primary makes none any more, the one that does takes its place.
@@ -251,7 +251,8 @@ class Optimizers:
         watched.steps += 1
         self.steps += 1
         whole = watched.steps % CHECK_EVERY == 0
-        if (look and watched.ends != _ends(optimizer)) or (whole and not _same(watched, optimizer)):
+        replaced = check and watched.ends != _ends(optimizer)
+        if replaced or (whole and not _same(watched, optimizer)):
             watched.stale = True
         if watched is self._primary:
             self._turn += 1
@@ -274,11 +275,11 @@ class Optimizers:
         self._alone = 0
         return True
 
-    def counts_primary(self, optimizer: torch.optim.Optimizer, *, look: bool) -> WatchedOptimizer:
+    def counts_primary(self, optimizer: torch.optim.Optimizer, *, check: bool) -> WatchedOptimizer:
         """Whether the primary optimizer's step counts as a step of the training."""
         watched = self._primary
-        if look or (watched.steps + 1) % CHECK_EVERY == 0:
-            self.counts(optimizer, watched, look=look)
+        if check or (watched.steps + 1) % CHECK_EVERY == 0:
+            self.counts(optimizer, watched, check=check)
             return watched
         watched.steps += 1
         self.steps += 1
@@ -401,14 +402,14 @@ class Optimizers:
         """It has other parameters than before; those that stay keep their names."""
         stay = {id(p) for *_, p in discovery.parameters_of(optimizer) if before.holds(p)}
         self._drop_names(before, but=stay)
-        watched = self._watch(optimizer, look=True)
+        watched = self._watch(optimizer, search=True)
         watched.steps, watched.alone, watched.turn = before.steps, before.alone, before.turn
         if before is self._primary:
             self._primary = watched
         return watched
 
     def _discover(self) -> discovery.Found:
-        self._looks += 1
+        self._searches += 1
         found = discovery.find()
         model = None if self._model is None else self._model()
         named = () if model is None else tuple(model.modules())
@@ -427,14 +428,14 @@ class Optimizers:
         own = set() if model is None else {id(p) for p in model.parameters()}
         return model if any(id(p) in own for p in parameters) else names.root
 
-    def _watch(self, optimizer: torch.optim.Optimizer, *, look: bool = False) -> WatchedOptimizer:
+    def _watch(self, optimizer: torch.optim.Optimizer, *, search: bool = False) -> WatchedOptimizer:
         entries = discovery.parameters_of(optimizer)
         parameters = [p for *_, p in entries]
         unknown = [p for p in parameters if id(p) not in self._names]
         live = self.modules()
         names = discovery.name_parameters(parameters, live, self._cuts)
         if unknown:
-            if look and self._looks < _MAX_SEARCHES and len(names.by_id) < len(parameters):
+            if search and self._searches < _MAX_SEARCHES and len(names.by_id) < len(parameters):
                 self._discover()
                 live = self.modules()
                 names = discovery.name_parameters(parameters, live, self._cuts)

@@ -26,7 +26,7 @@ class BackwardSharing:
         )
         self._newest: int | None = None
         self._count = 0
-        self._told = 0
+        self._reported = 0
         self._left = MAX_REPORTS
 
     def stepped(self, optimizer: torch.optim.Optimizer, *, backward: bool) -> None:
@@ -47,8 +47,8 @@ class BackwardSharing:
         """How many optimizers have stepped, and how many losses they have; None: as reported, or
         there is one only."""
         losses = len(set(self._loss_of.values()))
-        if len(self._loss_of) < 2 or losses == self._told or not self._left:
+        if len(self._loss_of) < 2 or losses == self._reported or not self._left:
             return None
-        self._told = losses
+        self._reported = losses
         self._left -= 1
         return len(self._loss_of), losses

@@ -152,8 +152,8 @@ class CaptureSchedule:
         regular = (step + -step % shares[name].interval for name in names)
         return min(*regular, self._next - 1)
 
-    def to_next_look(self, step: int) -> int:
-        """From a step that is looked at: how many on the next one is, where nothing is due."""
+    def to_next_inspection(self, step: int) -> int:
+        """From a step that is inspected: how many on the next one is, where nothing is due."""
         every = self.budget.looks_every
         return every - step % every
 

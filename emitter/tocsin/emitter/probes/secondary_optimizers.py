@@ -156,12 +156,12 @@ class SecondaryOptimizers(Probe):
         counts: list[int] = []
         parts: list[Loss] = []
         for other in self._known.values():
-            said: tuple[tuple[str, list[Loss]], ...] = (
+            series: tuple[tuple[str, list[Loss]], ...] = (
                 ("loss", other.losses),
                 ("gradient_norm", list(other.norms)),
                 ("lr", [] if other.rate is None else [other.rate]),
             )
-            for column, numbers in said:
+            for column, numbers in series:
                 if numbers:
                     columns.append(f"{column}.{other.name}")
                     counts.append(len(numbers))

@@ -42,8 +42,8 @@ class Spacing:
         """A training begins; what the looks cost is what the isolation counts for that probe."""
         self._training, self._probe = training, probe
 
-    def looked(self, step: int) -> int:
-        """There is a look at this step: how many steps on the next one is."""
+    def checked(self, step: int) -> int:
+        """This step was checked: how many steps on the next one is."""
         training = self._training
         if training is None:
             return self.steps

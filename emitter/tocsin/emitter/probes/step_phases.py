@@ -84,7 +84,7 @@ class StepPhases(Probe):
         self._within = 0.0
         self._evaluating: float | None = None
         self._evaluated = self._evaluation_began = 0.0
-        self._told: bool | None = None
+        self._announced: bool | None = None
         self._named: list[tuple[str, float]] = []
 
     def start(self, training: Training, optimizers: Optimizers) -> None:
@@ -195,10 +195,10 @@ class StepPhases(Probe):
             return
         if self._evaluating is None:
             self._evaluating = self._evaluation_began = began
-            self._told = None
+            self._announced = None
         self._evaluated = ended
-        if self._told is None and ended - self._evaluation_began >= MARKED_S:
-            self._told = self.report is not None and self.report("begin", None)
+        if self._announced is None and ended - self._evaluation_began >= MARKED_S:
+            self._announced = self.report is not None and self.report("begin", None)
 
     def _evaluation_over(self, now: float) -> None:
         if self._evaluating is None:
@@ -206,7 +206,7 @@ class StepPhases(Probe):
         self._evaluation += max(0.0, now - self._evaluating)
         self._evaluating = None
         self.cursor = now
-        if self._told and self.report is not None:
+        if self._announced and self.report is not None:
             self.report("end", max(0.0, now - self._evaluation_began))
 
     def named(self, name: str, edge: str, now: float) -> None:

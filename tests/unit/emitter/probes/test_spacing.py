@@ -32,7 +32,7 @@ def looks(spacing: Spacing, of: Training, cost_s: float, until: int = 20_000) ->
     step = 0
     while step < until:
         of.isolation.spent["looks"] = of.isolation.spent.get("looks", 0.0) + cost_s
-        apart = spacing.looked(step)
+        apart = spacing.checked(step)
         if step >= LATE:
             yield apart
         else:
@@ -62,11 +62,11 @@ def test_one_look_that_others_held_up_changes_nothing() -> None:
     spacing.start(of, "looks")
     for step, cost_s in enumerate([40e-6, 40e-6, 1.0], LATE):
         of.isolation.spent["looks"] = of.isolation.spent.get("looks", 0.0) + cost_s
-        assert spacing.looked(step) == 50
+        assert spacing.checked(step) == 50
 
 
 def test_nothing_is_spared_before_a_training_is_known() -> None:
-    assert Spacing(50).looked(5000) == 50
+    assert Spacing(50).checked(5000) == 50
     assert Budget(0.005, {}).allowed_s == math.inf
 
 

@@ -286,7 +286,7 @@ class DataProbe(Probe):
         """Steps to the look after the next."""
         if self._by_steps:
             return EVERY
-        late = self._late.looked(step)
+        late = self._late.checked(step)
         if step >= LATE:
             return late
         now = time.perf_counter()

@@ -43,7 +43,7 @@ class DataLoaderInfo:
     iterable: bool
     samples: int | None
     mode: Literal["train", "eval"] | None = None
-    told: bool = False
+    reported: bool = False
     silent: int = 0
     """Batches that it gave before it was known what they are for."""
 
@@ -59,15 +59,15 @@ class DataLoaderProbe(Probe):
         self._last: DataLoaderInfo | None = None
         self.undecided = False
         """Whether it is not known yet what the loader that gave the last batch feeds."""
-        self._said = {"train": 0, "eval": 0}
+        self._reports = {"train": 0, "eval": 0}
         self.wakes = NEVER
 
     def reset(self) -> None:
         """Another training begins. Loaders that it used before its first step are reported, too."""
         for facts in self._facts.values():
-            facts.told = False
+            facts.reported = False
             facts.mode, facts.silent = None, 0
-        self._said = {"train": 0, "eval": 0}
+        self._reports = {"train": 0, "eval": 0}
         self.undecided = self._last is not None
         self.wakes = 0 if self.undecided else NEVER
 
@@ -117,10 +117,10 @@ class DataLoaderProbe(Probe):
         """The same at the end."""
         self.wakes = NEVER
         for facts in self._facts.values():
-            if facts.mode is not None and not facts.told:
-                facts.told = True
-                self._said[facts.mode] += 1
-                if self._said[facts.mode] > MAX_LOADERS:
+            if facts.mode is not None and not facts.reported:
+                facts.reported = True
+                self._reports[facts.mode] += 1
+                if self._reports[facts.mode] > MAX_LOADERS:
                     continue
                 training.emit(
                     DataLoaderSeen(

@@ -85,12 +85,12 @@ class SourceChecks(Probe):
         self._epochs = 0
         self._epoch_news = False
         self._inputs: list[tuple[int, FirstInputs]] = []
-        self._inputs_told = 0
+        self._inputs_captured = 0
         self._seen: Calls | None = None
         self._stepping: int | None = None
         self._last: weakref.ref[torch.optim.Optimizer] | None = None
         self._last_step = -1
-        self._renewed = self._renewed_told = 0
+        self._renewed = self._renewed_reported = 0
 
     def reset(self) -> None:
         """The training is over."""
@@ -227,7 +227,7 @@ class SourceChecks(Probe):
             return
         missing = self._missing
         self._check(optimizer, step)
-        missing.looked(step)
+        missing.checked(step)
         table = missing.news()
         if table is not None:
             columns = ("trainable_tensors", "without_gradient")
@@ -255,11 +255,11 @@ class SourceChecks(Probe):
         if step != before + 1:
             new = new and self._renewed > 0
         self._renewed = self._renewed + 1 if new and _remembers(optimizer) else 0
-        told = self._renewed_told
-        if (self._renewed >= RENEWALS and self._renewed >= 2 * told) or (
-            told and not self._renewed
+        reported = self._renewed_reported
+        if (self._renewed >= RENEWALS and self._renewed >= 2 * reported) or (
+            reported and not self._renewed
         ):
-            self._renewed_told = self._renewed
+            self._renewed_reported = self._renewed
             training.row(("optimizer_renewed",), (float(self._renewed),), step=step)
 
     def _check(self, optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -271,8 +271,8 @@ class SourceChecks(Probe):
         """The forward pass of a step that was watched is over."""
         self._seen, self._stepping = self._calls.drain(), step
         first, self._calls.first = self._calls.first, None
-        if first is not None and self._inputs_told < FIRST_INPUTS:
-            self._inputs_told += 1
+        if first is not None and self._inputs_captured < FIRST_INPUTS:
+            self._inputs_captured += 1
             self._inputs.append((step, first))
 
     def _arm(self, training: Training, optimizers: Optimizers, step: int) -> None:
@@ -295,7 +295,7 @@ class SourceChecks(Probe):
                 )
             )
         if step + 1 in CALLS_AT or (step + 1 == self._missing.next and self._missing.suspects):
-            self._calls.arm(optimizers.root, inputs=self._inputs_told < FIRST_INPUTS)
+            self._calls.arm(optimizers.root, inputs=self._inputs_captured < FIRST_INPUTS)
         else:
             self._calls.stop()  # no backward call has ended the step that was watched
 

@@ -53,14 +53,14 @@ class KeptGraphs:
         self.next_mark = 0
         self.next_check = CHECK_EVERY
         self._marks: deque[tuple[int, weakref.ref[_Mark]]] = deque(maxlen=MARKS)
-        self._told = False
+        self._reported = False
         self.spacing = Spacing(EVERY, MAX_EVERY)
 
     def backward(self, tensors: object, step: int) -> None:
         """A backward call of a step that is to be marked is about to begin."""
         if torch.compiler.is_compiling():
             return  # traced with the training: nothing of ours may be in its graph
-        self.next_mark = step + self.spacing.looked(step)
+        self.next_mark = step + self.spacing.checked(step)
         loss = only(tensors)
         if not isinstance(loss, torch.Tensor) or is_recording():
             return
@@ -78,7 +78,7 @@ class KeptGraphs:
         late = LATE_CHECK_EVERY - step % LATE_CHECK_EVERY
         self.next_check = step + (CHECK_EVERY if step < LATE else late)
         kept = sum(mark() is not None for at, mark in self._marks if at <= step - EVERY)
-        if not kept and not self._told:
+        if not kept and not self._reported:
             return None
-        self._told = kept > 0
+        self._reported = kept > 0
         return float(kept)

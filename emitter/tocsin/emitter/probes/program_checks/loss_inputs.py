@@ -77,7 +77,7 @@ class LossInputs:
         """The step behind which there is something to do."""
         self._calls = 0
         self.spacing = Spacing(APART)
-        self._waiting: deque[_Look] = deque(maxlen=MAX_WAITING)
+        self._waiting: deque[_LossSample] = deque(maxlen=MAX_WAITING)
 
     def see(
         self,
@@ -110,26 +110,26 @@ class LossInputs:
                 ignored = ignored if isinstance(ignored, int) else IGNORED
                 classes = scores.shape[min(1, scores.dim() - 1)]
                 of_tokens = tokens.compare(target, classes, ignored)
-            self._waiting.append(_Look(name, scores, target, of_tokens))
+            self._waiting.append(_LossSample(name, scores, target, of_tokens))
 
     def stepped(self, training: Training, step: int) -> None:
         """A step is over: send what has arrived, and set what is read next."""
-        for look in self._waiting:
-            if look.step is None:
-                look.step = step
+        for sample in self._waiting:
+            if sample.step is None:
+                sample.step = step
         while self._waiting and self._waiting[0].ready:
-            look = self._waiting.popleft()
-            training.emit(look.event(training))
+            sample = self._waiting.popleft()
+            training.emit(sample.event(training))
         following = step + 1
         if self.due:
-            self.spacing.looked(step)
+            self.spacing.checked(step)
         apart = self.spacing.steps
         later = next((at for at in AT if at >= following), following + -following % apart)
         self.due, self._calls = later == following, 0
         self.wakes = 0 if self._waiting else max(0, later - 1) if not self.due else following
 
 
-class _Look:
+class _LossSample:
     """A sample of one call, on the host or on its way."""
 
     def __init__(

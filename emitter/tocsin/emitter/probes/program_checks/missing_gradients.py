@@ -69,8 +69,8 @@ class MissingGradients:
         self._longest: dict[str, int] = {}
         self._began_with: set[str] = set()
         self._first = True
-        self._told: frozenset[str] | None = None
-        self._looks = 0
+        self._reported: frozenset[str] | None = None
+        self._checks = 0
         self._more = MORE
         self.spacing = Spacing(LATER_APART)
         self.trainable = 0
@@ -118,12 +118,12 @@ class MissingGradients:
                 absent.silent += apart and seen.silent > 0 and not seen.trained
         self.trainable += trainable
 
-    def looked(self, step: int) -> None:
-        """All optimizers of that step were looked at."""
+    def checked(self, step: int) -> None:
+        """All optimizers of that step were checked."""
         self._first = False
-        self._looks += 1
+        self._checks += 1
         young = any(a.steps <= ENOUGH for a in self._absent.values())
-        apart = APART if step < EARLY else self.spacing.looked(step)
+        apart = APART if step < EARLY else self.spacing.checked(step)
         if step + 1 < FIRST:
             apart = 1
         elif young and self._more:
@@ -138,11 +138,11 @@ class MissingGradients:
         """
         found = {n: a for n, a in self._absent.items() if a.steps >= ENOUGH}
         names = frozenset(found)
-        if self._looks < ENOUGH or (names == self._told and self._looks % FIRST):
+        if self._checks < ENOUGH or (names == self._reported and self._checks % FIRST):
             return None
-        if not names and not self._told and self._told is not None:
+        if not names and not self._reported and self._reported is not None:
             return None
-        self._told = names
+        self._reported = names
         rows = tuple(found)[:MAX_ROWS]
         counts = np.array(
             [

@@ -55,7 +55,7 @@ class TrainMode(ModuleCallObserver):
         self._training: Training | None = None
         self._root: weakref.ref[nn.Module] | None = None
         self._known: bool | None = None
-        self._told = 0
+        self._reported = 0
         self._layers: frozenset[int] = frozenset()
         self.found = False
         """Whether one was called in train mode without gradients since the last backward call: what
@@ -136,9 +136,9 @@ class TrainMode(ModuleCallObserver):
 
     def _report(self, doing: str, mode: str, layers: list[tuple[str, nn.Module]]) -> None:
         training = self._training
-        if training is None or not layers or self._told >= MAX_REPORTS:
+        if training is None or not layers or self._reported >= MAX_REPORTS:
             return
-        self._told += 1
+        self._reported += 1
         # Dropout first: batch normalisation alone is often put into eval() on purpose.
         name, first = min(layers, key=lambda pair: _normalises(pair[1]))
         evaluation = doing == "evaluation"

@@ -41,7 +41,7 @@ class UnclearedGradients:
         self._open = self._left = False
         self._copies: list[HostCopy] = []
         self._waiting: deque[list[HostCopy]] = deque(maxlen=_MAX_COPIES)
-        self._told: int | None = None
+        self._reported: int | None = None
         self.due = True
         """Whether a gradient on a GPU is looked at, too."""
 
@@ -125,14 +125,14 @@ class UnclearedGradients:
         """For how many steps in a row gradients were not cleared, if that is to be reported: first
         that they are, or once it is certain, and after twice as many steps each time.
         """
-        told, streak = self._told, self.streak
-        if told is None:
+        reported, streak = self._reported, self.streak
+        if reported is None:
             if streak == 0 and self._window >= 0:
-                self._told = 0
+                self._reported = 0
                 return 0.0
-            told = 0
-        if (streak >= ENOUGH and streak >= 2 * told) or (told and streak == 0):
-            self._told = streak
+            reported = 0
+        if (streak >= ENOUGH and streak >= 2 * reported) or (reported and streak == 0):
+            self._reported = streak
             return float(streak)
         return None
 

@@ -51,8 +51,8 @@ class UntrackedGradients(Probe):
             table = None if gradient_thread.several else self._check(step)
         if table is not None:
             training.frame(table.frame(training.origin, step, every=1, at_us=unix_us()))
-        looks = (look for at in AT for look in (at, at + 1) if look > step)
-        self.wakes = next(looks, NEVER)
+        following = (each for at in AT for each in (at, at + 1) if each > step)
+        self.wakes = next(following, NEVER)
 
     def _check(self, step: int) -> Table | None:
         if step in AT:
