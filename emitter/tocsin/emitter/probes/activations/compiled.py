@@ -123,7 +123,13 @@ def trace_output(result: object, args: tuple[object, ...], slot: int) -> None:
     `result` is what a module returned, a tensor of any shape or a tuple of such; of a tuple the
     first and the last are read. `args` is what the module was called with.
     """
-    if isinstance(result, tuple):
+    if is_attention(slot):
+        # If it does not return its weights, it calls an attention function, which is traced.
+        if isinstance(result, tuple) and isinstance(result[-1], torch.Tensor) and args:
+            key = args[1] if len(args) > 1 else args[0]
+            if isinstance(args[0], torch.Tensor) and isinstance(key, torch.Tensor):
+                torch.ops.tocsin.observe(args[0], key, slot)
+    elif isinstance(result, tuple):
         if len(result) > 1 and isinstance(result[0], torch.Tensor):
             last = result[-1]
             chosen = last if isinstance(last, torch.Tensor) else None
@@ -165,6 +171,16 @@ def takes_input(slot: int) -> bool:
 
 takes_input._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
+
+def is_attention(slot: int) -> bool:
+    """Whether the module is read by its query and key. Called by the compiler, as `acquire_slot`
+    is."""
+    module = slots.module(slot)
+    return module is not None and kind_of(module) is Kind.ATTENTION
+
+
+is_attention._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
 OnCall = Callable[[int, torch.Tensor, "torch.Tensor | None"], None]
 OnAttention = Callable[
     [int, torch.Tensor, torch.Tensor, "torch.Tensor | None", bool, "float | None"], None
@@ -178,7 +194,7 @@ def define(on_call: OnCall, on_attention: OnAttention) -> None:
 
     Args:
         on_call: called with a slot, the output of its module (any shape), and what belongs to that:
-            the input, or the chosen experts of a router.
+            the input, or the chosen experts of a router. Of an attention: with its query and key.
         on_attention: called with a slot, query `[B, H, Q, D]`, key `[B, G, K, D]`, mask,
             `is_causal` and `scale` of an attention.
     """

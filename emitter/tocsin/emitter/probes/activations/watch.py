@@ -164,7 +164,8 @@ class Activations(ModuleCallObserver):
 
     def on_compiled_call(self, slot: int, x: torch.Tensor, y: torch.Tensor | None) -> None:
         """A module was called in a compiled graph. `x` is its output, of any shape; `y` its input,
-        or the chosen experts of a router.
+        or the chosen experts of a router. Of an attention: its query and key, `[B, Q, D]` and
+        `[B, K, D]`, or `[Q, B, D]` and `[K, B, D]` without `batch_first`.
         """
         module = slots.module(slot)
         known = None if module is None else self._known(module)

@@ -182,6 +182,34 @@ def test_blocks_that_share_a_graph_are_told_apart(monkeypatch: pytest.MonkeyPatc
     assert all_names(said[2]) == everything(4)
 
 
+class Attending(nn.Module):  # type: ignore[misc]  # torch has no types here
+    """Its attention returns its weights, as is torch's default: no attention function is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(50, 16), nn.Linear(16, 50)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(x)
+        out: torch.Tensor = self.head(x + self.attention(x, x.flip(1), x)[0])
+        return out
+
+
+@pytest.mark.slow
+def test_attention_that_returns_its_weights_is_read_as_without_a_graph() -> None:
+    found = []
+    for compiles in (False, True):
+        torch.manual_seed(0)
+        model = Attending()
+        step = torch.compile(model, backend="aot_eager", fullgraph=True) if compiles else model
+        _, tables, _ = train(model, step, watched=True)
+        found.append([table for table in tables[2] if table.collection == "attention"])
+    ((eager,), (compiled,)) = found
+    assert (compiled.names, compiled.columns) == (eager.names, eager.columns)
+    assert compiled.values == pytest.approx(eager.values, rel=1e-3, abs=1e-5)
+
+
 @pytest.mark.torture
 def test_a_compiler_that_makes_code(monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which(os.environ.get("CXX", "g++")) is None:
