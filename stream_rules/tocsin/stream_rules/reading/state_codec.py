@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from typing import Annotated, Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 from tocsin.schemas.errors import MalformedRecord
 from tocsin.schemas.records.frame_codec import describe
@@ -51,10 +51,14 @@ def _adapter(model: type[Any]) -> TypeAdapter[Any]:
 
 
 def dump_state(state: object) -> bytes:
-    """The bytes of a dataclass."""
-    # Not `dump_json`: it writes NaN as null. The json module's `NaN` is what `load_state` reads.
+    """The bytes of a dataclass.
+
+    Raises:
+        ValueError: it holds what cannot be written: an array of another type, an object.
+    """
+    # Not `dump_json`: it writes NaN as null, unless the configuration of each class says otherwise.
     plain = _adapter(type(state)).dump_python(state, mode="json", by_alias=True)
-    return json.dumps(plain, separators=(",", ":")).encode()
+    return to_json(plain, inf_nan_mode="constants")
 
 
 def load_state(model: type[S], payload: bytes) -> S:
