@@ -235,7 +235,7 @@ input()
 def test_the_child_ends_with_the_worker_though_a_rule_loops_and_has_nothing_of_it() -> None:
     worker = subprocess.Popen(
         [sys.executable, "-c", HOSTS],
-        env={**os.environ, "PYTHONPATH": str(FILE.parents[1])},
+        env={**os.environ, "PYTHONPATH": str(FILE.parents[2])},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
