@@ -262,8 +262,7 @@ class Wiring:
             whole = {p: p.number for p in self._restored_of(fresh)}
             read, states = await self._read_states(whole | followed)
             async with lock:
-                await self._start_partitions(consumer, fresh, states)
-                self._following.update({p: read.ends[p] for p in followed})
+                await self._start_partitions(consumer, fresh, states, read.ends)
                 await self._follow()
         finally:
             self._restoring = frozenset()
@@ -330,7 +329,9 @@ class Wiring:
         consumer: Consumer,
         fresh: Mapping[int, Offsets],
         states: Mapping[int, Sequence[Record]],
+        ends: Mapping[Partition, int],
     ) -> None:
+        """May be cancelled between any two: what has begun is then ours, with what it follows."""
         service = self._service
         for number, committed in fresh.items():
             if rows := states.get(number):
@@ -339,6 +340,7 @@ class Wiring:
             for topic, offset in committed.items():
                 if offset is None and self._start is not None:
                     await consumer.seek(Partition(topic, number), self._start)
+            self._following.update({p: ends[p] for p in service.follows(number)})
             self._positions.start(number, committed)
 
     async def _committed(

@@ -595,6 +595,46 @@ async def test_of_a_restore_that_is_cut_off_nothing_is_left(bus: EmbeddedBus) ->
     await worker._wiring.close()
 
 
+async def test_what_began_before_a_restore_is_cut_off_goes_on_with_what_it_follows(
+    bus: EmbeddedBus,
+) -> None:
+    runs = {telemetry_partition(run): run for run in ("run-1", "run-2")}
+    for run in runs.values():
+        await send(bus, run, numbers(*range(10)))
+    async with running(first := make(bus, FoldService(TOPICS))):
+        assert await first.caught_up(10)
+    began, goes_on = threading.Event(), threading.Event()
+
+    class Following(FoldService):
+        def follows(self, partition: int) -> Sequence[Partition]:
+            return [Partition(TOPICS.runs, partition)]
+
+        def restore(self, partition: int, records: Sequence[Record]) -> None:
+            super().restore(partition, records)
+            if partition == max(runs):
+                began.set()
+                goes_on.wait(SOON_S)
+
+    worker = make(bus, service := Following(TOPICS))
+    await worker._wiring.join()
+    await worker._wiring._stop_poll("input")  # nobody but this test assigns partitions
+    places = frozenset(Partition(TOPICS.telemetry, number) for number in runs)
+    assigning = asyncio.create_task(worker.on_assigned(places))
+    await until(began.is_set)
+    assigning.cancel()
+    goes_on.set()
+    await asyncio.wait({assigning})
+    assert worker._positions.numbers() == {min(runs)}
+
+    await worker.on_revoked(places)
+    await worker.on_assigned(places)
+
+    assert worker._positions.numbers() == set(runs)
+    assert {service.partitions[number][run].count for number, run in runs.items()} == {10}
+    assert set(worker._wiring._following) == {Partition(TOPICS.runs, number) for number in runs}
+    await worker._wiring.close()
+
+
 async def test_a_member_that_joins_while_another_restores_waits_and_nothing_is_lost(
     bus: EmbeddedBus,
 ) -> None:
