@@ -193,8 +193,9 @@ def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_tree, "WALK_EVERY_S", 0.0)
 
 
-def busy(code: str, folder: Path, samples: int = 12) -> list[Line]:
-    """Samples of a job whose child runs that code on one core, beside a GPU that waits."""
+def busy(code: str, folder: Path, samples: int = 30) -> list[Line]:
+    """Samples of a job whose child runs that code on one core, beside a GPU that waits: three times
+    as many as the rule wants in a row, for of a busy core it may get nothing for one of them."""
     idle_gpu = {name: float(value) for name, value in gpu(2.0).items()}  # type: ignore[arg-type]
     with child(code) as process:
         os.sched_setaffinity(process.pid, {min(os.sched_getaffinity(0))})
