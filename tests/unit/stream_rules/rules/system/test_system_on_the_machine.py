@@ -29,8 +29,8 @@ for line in sys.stdin:
     kept.append(bytearray(2 << 20))
     print(len(kept), flush=True)
 """
-SPINS = "while True: pass"
-SLEEPS = "import time; time.sleep(60)"
+SPINS = "print(flush=True)\nwhile True: pass"
+SLEEPS = "import time\nprint(flush=True)\ntime.sleep(60)"
 
 
 def run_of_trace(lines: list[Line]) -> RunBuilder:
@@ -193,12 +193,14 @@ def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_tree, "WALK_EVERY_S", 0.0)
 
 
-def busy(code: str, folder: Path, samples: int = 30) -> list[Line]:
-    """Samples of a job whose child runs that code on one core, beside a GPU that waits: three times
-    as many as the rule wants in a row, for of a busy core it may get nothing for one of them."""
+def busy(code: str, folder: Path, samples: int = 12) -> list[Line]:
+    """Samples of a job whose child runs that code on one core, beside a GPU that waits. Its start,
+    which takes that core, too, is over before."""
     idle_gpu = {name: float(value) for name, value in gpu(2.0).items()}  # type: ignore[arg-type]
     with child(code) as process:
         os.sched_setaffinity(process.pid, {min(os.sched_getaffinity(0))})
+        assert process.stdout is not None
+        process.stdout.readline()
         node = Node(root_pid=process.pid, folder=folder)
         lines: list[Line] = []
         began = time.monotonic()
