@@ -29,7 +29,7 @@ def jump(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_clock_that_is_set_moves_no_time_of_ours(jump: None) -> None:
-    before_ms, began_s = monotonic_clock.unix_ms(), time.monotonic()
+    began_s, before_ms = time.monotonic(), monotonic_clock.unix_ms()
     SystemClock().now_ms()
     lasted_ms = monotonic_clock.unix_us() / 1000 - before_ms
     assert 0 <= lasted_ms <= 1000 * (time.monotonic() - began_s) + 1
