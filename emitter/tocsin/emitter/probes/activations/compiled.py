@@ -21,7 +21,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 from torch import nn
@@ -30,6 +30,8 @@ from tocsin.emitter.model import discovery
 from tocsin.emitter.probes.activations.module_kinds import Kind, compiled_itself, kind_of, scan
 from tocsin.emitter.process.environment import RUN_ID
 from tocsin.emitter.training.context import current
+
+_F = TypeVar("_F", bound=Callable[..., object])
 
 CUDA_GRAPH_MODES: Final = ("reduce-overhead", "max-autotune")
 MAX_SLOTS: Final = 10_000
@@ -104,6 +106,14 @@ def _value(variable: object) -> object:
     return None
 
 
+def _constant(function: _F) -> _F:
+    """Have the compiler call a function while it traces, and keep the answer for good: what
+    `torch.compiler.assume_constant_result` does, which would import the compiler."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@_constant
 def acquire_slot(whatever: bool) -> int:
     """`slots.acquire`, for the compiler: one answer for good. Never raises."""
     try:
@@ -111,10 +121,6 @@ def acquire_slot(whatever: bool) -> int:
     # The emitter's isolation: what is raised here would end the user's compilation.
     except Exception:
         return NONE
-
-
-# What `torch.compiler.assume_constant_result` would put there; it would import the compiler.
-acquire_slot._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def trace_output(result: object, args: tuple[object, ...], slot: int) -> None:
@@ -163,23 +169,22 @@ def trace_attention(
     torch.ops.tocsin.observe_attention(query, key, mask, causal, scale, slot)
 
 
+@_constant
 def takes_input(slot: int) -> bool:
-    """Whether the module is read by its input. Called by the compiler, as `acquire_slot` is."""
-    module = slots.module(slot)
-    return module is not None and kind_of(module) is Kind.SATURATING
+    """Whether the module is read by its input."""
+    return _kind(slot) is Kind.SATURATING
 
 
-takes_input._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
+@_constant
 def is_attention(slot: int) -> bool:
-    """Whether the module is read by its query and key. Called by the compiler, as `acquire_slot`
-    is."""
+    """Whether the module is read by its query and key."""
+    return _kind(slot) is Kind.ATTENTION
+
+
+def _kind(slot: int) -> Kind | None:
     module = slots.module(slot)
-    return module is not None and kind_of(module) is Kind.ATTENTION
+    return None if module is None else kind_of(module)
 
-
-is_attention._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 OnCall = Callable[[int, torch.Tensor, "torch.Tensor | None"], None]
 OnAttention = Callable[
