@@ -24,6 +24,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from fleet import LIVE_TENSORS, SCALARS, add_summaries
+
 from tocsin.bus.port import EARLIEST, Bus, BusUnavailable, From, Outgoing, Partition, Record
 from tocsin.bus.urls import open_bus
 from tocsin.runtime import metrics as names
@@ -37,7 +39,6 @@ from tocsin.stream_rules.service import RulesService, build_rules_service
 from tocsin.stream_rules.testing import RunBuilder
 
 HERE = Path(__file__).parent
-TENSORS = [f"model.layers.{i // 8}.attention.projection_{i % 8}.weight" for i in range(200)]
 STANDBY_BYTES = 1 << 30
 ALL = frozenset(range(TELEMETRY_PARTITIONS))
 SLICE = 2_000
@@ -79,12 +80,9 @@ class Timed(RulesService):
 def interval(run: RunBuilder, number: int, *, loss: float = 2.0) -> list[Record]:
     """What a run sends in 10 s."""
     at, first = len(run.records), 10 * number
-    columns = {"lr.0": 1e-3, "gradient_norm": 1.0, "gradient_nonfinite": 0, "step_time_s": 1.0}
-    run.steps(range(first, first + 10), loss=loss, columns=columns)
+    run.steps(range(first, first + 10), loss=loss, columns=SCALARS)
     run.heartbeat(last_step=first + 9)
-    for collection in ("gradients", "weights", "updates"):
-        more = {"update_l2": 0.001} if collection == "updates" else {"l1": 50.0}
-        run.tensors(first, collection, TENSORS, columns={"l2": 1.0 + 0.01 * number, **more})
+    add_summaries(run, first, 1.0 + 0.01 * number, LIVE_TENSORS)
     return run.records[at:]
 
 
