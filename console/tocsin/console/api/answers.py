@@ -211,7 +211,7 @@ async def get_stops_report(request: Request[SinceAlone]) -> Facts:
 
 
 async def list_suspended_receivers(request: Request[Nothing]) -> Facts:
-    """Receivers that fail and are left alone for now, by name."""
+    """Receivers that fail, so that their deliveries are paused, by name."""
     view = await request.source.view()
     found = suspended_receivers(view.deliveries)
     facts = [{"receiver": name, **asdict(one)} for name, one in found.items()]
