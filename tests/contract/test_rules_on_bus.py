@@ -99,12 +99,8 @@ async def test_a_rule_that_never_returns_is_off_for_its_run_in_the_worker_that_c
         await publish(context, bus, run_of("gpt-1", jump=float("nan")))
 
         def start() -> subprocess.Popen[bytes]:
-            command = [
-                sys.executable,
-                "-m",
-                "support.rules.hanging_rule",
-                str(tmp_path / "tocsin.yaml"),
-            ]
+            config = str(tmp_path / "tocsin.yaml")
+            command = [sys.executable, "-m", "support.rules.hanging_rule", config]
             with log.open("a") as out:
                 return subprocess.Popen(command, env=environ, stderr=out)
 

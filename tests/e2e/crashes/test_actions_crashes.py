@@ -20,10 +20,11 @@ import pytest
 from support.processes.actions import KILL_AFTER_CPU_S, STOP_MODE
 from support.processes.forking import AlwaysForked
 from support.records.issues import TOPICS, issue, issue_record, view, view_record
+from support.records.on_bus import read_all
 from support.servers.fault_server import fault_server
 from tocsin.actions.receivers.notify_option import parse_addresses
 from tocsin.bus.embedded.bus import EmbeddedBus
-from tocsin.bus.port import EARLIEST, Partition, Record
+from tocsin.bus.port import Record
 from tocsin.console.publication import publish_signed
 from tocsin.runtime.testing import CRASH_AT, CRASH_POINTS
 from tocsin.schemas.ids import delivery_id
@@ -66,14 +67,7 @@ async def process(
 
 
 async def read(bus: EmbeddedBus, topic: str) -> list[Record]:
-    partition = Partition(topic, issue_partition("run-1"))
-    reader = await bus.reader({partition: EARLIEST})
-    end = (await reader.ends([partition]))[partition]
-    records: list[Record] = []
-    while await reader.position(partition) < end:
-        records += await reader.poll(timeout_s=1.0)
-    await reader.close()
-    return records
+    return await read_all(bus, topic, issue_partition("run-1"))
 
 
 async def entries(bus: EmbeddedBus) -> list[Delivery]:

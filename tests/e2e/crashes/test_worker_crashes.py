@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from support.processes.forking import Forked
+from support.records.on_bus import read_all
 from support.rules.fold_service import expected_outputs, fold
 from tocsin.bus.embedded.bus import EmbeddedBus
-from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
+from tocsin.bus.port import Outgoing, Partition
 from tocsin.runtime.testing import CRASH_AT, CRASH_POINTS
 from tocsin.schemas.topics import Topics, telemetry_partition
 
@@ -34,18 +35,8 @@ async def process(path: Path, *, guard: bool = True, crash_at: str | None = None
     return await asyncio.to_thread(child.wait, 60)
 
 
-async def read(bus: EmbeddedBus, partition: Partition) -> list[Record]:
-    reader = await bus.reader({partition: EARLIEST})
-    end = (await reader.ends([partition]))[partition]
-    records: list[Record] = []
-    while await reader.position(partition) < end:
-        records += await reader.poll(timeout_s=1.0)
-    await reader.close()
-    return records
-
-
 async def outputs(bus: EmbeddedBus, run: str) -> list[tuple[str, int]]:
-    found = await read(bus, Partition(TOPICS.issues, telemetry_partition(run) % 12))
+    found = await read_all(bus, TOPICS.issues, telemetry_partition(run) % 12)
     rows = [json.loads(record.value or b"") for record in found if record.key == run.encode()]
     return [(row["id"], row["state"]) for row in rows]
 
@@ -53,7 +44,7 @@ async def outputs(bus: EmbeddedBus, run: str) -> list[tuple[str, int]]:
 async def states(bus: EmbeddedBus) -> Mapping[str, int]:
     last = {}
     for run in NUMBERS:
-        for record in await read(bus, Partition(TOPICS.state, telemetry_partition(run))):
+        for record in await read_all(bus, TOPICS.state, telemetry_partition(run)):
             if record.key == f"{run}/fold".encode():
                 last[run] = json.loads(record.value or b"")["state"]
     return last

@@ -21,13 +21,12 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.main import get_command
 
+from support.docs import command_lines
 from support.processes.forking import Forked
 from support.processes.site import Site, end
 from support.servers.kafka_broker import free_ports
 from support.waiting import wait_until
-from tocsin.console.__main__ import app
 from tocsin.console.context import section_registry
 from tocsin.schemas.configuration.file import Config, check_config
 
@@ -52,16 +51,6 @@ SERVICE_KEYS = {
     "stop_grace_period", "tmpfs", "user", "volumes",
 }  # fmt: skip
 CONDITIONS = {"service_started", "service_healthy", "service_completed_successfully"}
-
-
-def parse_command(words: list[str]) -> None:
-    """Fails if this is no command line of tocsin."""
-    command: Any = get_command(app)
-    context = command.make_context("tocsin", [words[0]], resilient_parsing=True)
-    rest = list(words)
-    while hasattr(command, "commands"):
-        command = command.commands[rest.pop(0)]
-    command.make_context("tocsin", rest, parent=context)
 
 
 def subcommand(words: list[str]) -> list[str]:
@@ -119,7 +108,7 @@ def test_what_services_mount_is_declared_and_there() -> None:
 
 @pytest.mark.parametrize("name", sorted(WORKERS))
 def test_a_worker_s_command_is_one_of_tocsin(name: str) -> None:
-    parse_command(WORKERS[name]["command"])
+    command_lines.parse_exactly(WORKERS[name]["command"])
 
 
 @pytest.mark.parametrize("name", sorted(WORKERS))
@@ -338,7 +327,7 @@ def test_a_unit_starts_a_service_and_gives_it_time_to_end(unit: Path) -> None:
     lines = unit_lines(unit)
 
     assert program == "/opt/tocsin/bin/tocsin"
-    parse_command(words)
+    command_lines.parse_exactly(words)
     assert lines["RestartPreventExitStatus"] == ["2"]
     assert int(lines["TimeoutStopSec"][0]) >= (5 if words[0] == "serve" else 2 * 15)
     assert words[words.index("--http") + 1].startswith("127.0.0.1:")
@@ -471,7 +460,7 @@ def test_each_tocsin_command_of_the_pages_is_one() -> None:
     for line in shown_commands():
         words = shlex.split(line)
         if Path(words[0]).name == "tocsin":
-            parse_command(words[1:])
+            command_lines.parse_exactly(words[1:])
             found += 1
     assert found >= 6
 

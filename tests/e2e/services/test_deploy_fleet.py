@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.main import get_command
 
+from support.docs import command_lines
 from support.servers.chart import CHART, EVERYTHING, RELEASE, manifests, template, tool
-from tocsin.console.__main__ import app
 from tocsin.runtime.metrics import METRICS
 from tocsin.schemas.configuration.file import check_config
 from tocsin.schemas.key_folder import keys_folder, own_key
@@ -37,16 +36,6 @@ def run(*words: str | Path) -> str:
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def parse_command(words: list[str]) -> None:
-    """Fails if this is no command line of tocsin."""
-    command: Any = get_command(app)
-    context = command.make_context("tocsin", [words[0]], resilient_parsing=True)
-    rest = list(words)
-    while hasattr(command, "commands"):
-        command = command.commands[rest.pop(0)]
-    command.make_context("tocsin", rest, parent=context)
 
 
 # -- monitoring
@@ -213,7 +202,7 @@ def test_three_brokers_are_one_cluster_whose_records_survive_one_of_them() -> No
     assert one.keys() <= brokers["kafka"].keys()
     command = services["topics"]["command"]
     assert command[command.index("--replication") + 1] == "3"
-    parse_command(command)
+    command_lines.parse_exactly(command)
 
 
 # -- the Helm chart
@@ -248,7 +237,9 @@ def test_the_chart_runs_commands_of_tocsin_confined(rendered: list[dict[str, Any
         confined = container["securityContext"]
         assert confined["readOnlyRootFilesystem"] is True
         assert confined["capabilities"] == {"drop": ["ALL"]}
-        parse_command([word.replace("$(POD_NAME)", "watch-rules-0") for word in container["args"]])
+        command_lines.parse_exactly(
+            [word.replace("$(POD_NAME)", "watch-rules-0") for word in container["args"]]
+        )
         mounted = {mount["name"] for mount in container["volumeMounts"]}
         assert mounted == {volume["name"] for volume in pod["volumes"]}
 

@@ -29,3 +29,14 @@ def parse(words: Sequence[str]) -> None:
     while hasattr(command, "commands") and ours and not ours[0].startswith("-"):
         command = command.commands[ours.pop(0)]
     command.make_context("tocsin", [*ours, *dashes, *job], parent=context)
+
+
+def parse_exactly(words: Sequence[str]) -> None:
+    """As `parse`, of words that are run as they stand: a group alone, or `--` without a job, is no
+    command line."""
+    command = program()
+    context = command.make_context("tocsin", [words[0]], resilient_parsing=True)
+    rest = list(words)
+    while hasattr(command, "commands"):
+        command = command.commands[rest.pop(0)]
+    command.make_context("tocsin", rest, parent=context)

@@ -2,8 +2,8 @@
 
     python -m support.processes.fold_member BUS MUTATION END
 
-MUTATION `none` is the worker as it is; the others are faults that the suite must
-find. With END `caught-up` it takes all runs without membership and ends once it has read them.
+MUTATION `none` is the worker as it is; the others are faults that the suite must find. With END
+`caught-up` it takes all runs without membership and ends once it has read them.
 """
 
 from __future__ import annotations

@@ -70,15 +70,8 @@ def environment(folder: Path, signer: StopSigner | None = None) -> dict[str, str
 def command_line(folder: Path, *command: str, **options: str) -> list[str]:
     """To be run by hand or by pexpect."""
     words = [f"{name}={value}" for name, value in options.items()]
-    return [
-        sys.executable,
-        "-m",
-        "support.processes.launching",
-        str(folder),
-        *words,
-        "--",
-        *command,
-    ]
+    launching = [sys.executable, "-m", "support.processes.launching", str(folder)]
+    return [*launching, *words, "--", *command]
 
 
 def start(
