@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,14 @@ from tocsin.bus.port import Bus
 
 
 @pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     """A bus of each kind."""
-    if request.param == "kafka":
-        return World("kafka", request.getfixturevalue("kafka_url"))
-    return World("embedded", f"embedded:{tmp_path / 'bus.db'}")
+    if request.param == "embedded":
+        yield World("embedded", f"embedded:{tmp_path / 'bus.db'}")
+        return
+    world = World("kafka", request.getfixturevalue("kafka_url"))
+    yield world
+    asyncio.run(world.delete_all())
 
 
 @pytest.fixture

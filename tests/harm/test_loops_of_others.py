@@ -537,7 +537,9 @@ def test_a_training_in_a_child_process_is_watched(tmp_path: Path, job: datagrams
     assert told(job) == []
 
 
-@pytest.mark.parametrize("daemon", [False, True])
+@pytest.mark.parametrize(
+    "daemon", [False, pytest.param(True, marks=pytest.mark.torture)]
+)
 def test_of_other_trainings_in_children_it_is_said(
     tmp_path: Path, job: datagrams.Endpoint, *, daemon: bool
 ) -> None:
@@ -632,7 +634,8 @@ def train(every, calls):
             optimizer.step()
         optimizer.zero_grad()
 
-threads = [threading.Thread(target=train, args=(n, 3000)) for n in (50, 70, 10**9)]
+calls = int(sys.argv[1])
+threads = [threading.Thread(target=train, args=(n, calls)) for n in (50, 70, 10**9)]
 for thread in threads:
     thread.start()
 for thread in threads:
@@ -641,11 +644,14 @@ print("over")
 """
 
 
-def test_trainings_on_threads_do_not_read_gradients_of_one_another(tmp_path: Path) -> None:
+@pytest.mark.parametrize("calls", [1000, pytest.param(10_000, marks=pytest.mark.torture)])
+def test_trainings_on_threads_do_not_read_gradients_of_one_another(
+    tmp_path: Path, calls: int
+) -> None:
     """They come and go without Python's lock: to read one then was a segmentation fault."""
     path = os.pathsep.join(filter(None, (str(HOOK), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
-        [sys.executable, "-c", ON_THREADS],
+        [sys.executable, "-c", ON_THREADS, str(calls)],
         env={**os.environ, **environment(tmp_path, PYTHONPATH=path)},
         cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip

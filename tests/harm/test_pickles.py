@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.trainings.captured import run_with_hook
 
 BY_VALUE = """
@@ -105,6 +107,7 @@ assert not [name for name in sys.modules if name.startswith("tocsin")]
 """
 
 
+@pytest.mark.torture  # it imports the compiler
 def test_a_model_that_kept_a_function_of_torch_before_the_start(tmp_path: Path) -> None:
     def run(script: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -136,8 +136,9 @@ def test_the_helper_is_killed_while_the_stop_is_under_way(embedded_site: Site) -
     check(running.finish(), look(embedded_site, "killed"))
 
 
+@pytest.mark.torture  # in CI: test_chaos_of_a_fleet
 @pytest.mark.kafka
-@pytest.mark.parametrize("service", ["rules", pytest.param("actions", marks=pytest.mark.torture)])
+@pytest.mark.parametrize("service", ["rules", "actions"])
 def test_a_worker_is_killed_and_another_takes_over(
     kafka_url: str, receiver: Receiver, tmp_path: Path, service: str
 ) -> None:

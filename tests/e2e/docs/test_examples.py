@@ -100,9 +100,8 @@ def test_the_plain_loop_with_a_wild_learning_rate_is_stopped(examples: Site) -> 
     assert finished.exit_code == 79, finished
 
 
-@pytest.mark.parametrize(
-    "callback", [(), pytest.param(("--callback",), marks=pytest.mark.torture, id="callback")]
-)
+@pytest.mark.torture  # in CI: matrix/test_matrix_frameworks
+@pytest.mark.parametrize("callback", [(), ("--callback",)], ids=["no code", "callback"])
 def test_lightning_is_healthy_and_its_evaluations_are_seen(
     examples: Site, callback: tuple[str, ...]
 ) -> None:
@@ -119,9 +118,8 @@ def test_lightning_is_healthy_and_its_evaluations_are_seen(
     assert set(seen.checkpoints) <= {(23 * epoch + 22, ".ckpt") for epoch in range(12)}
 
 
-@pytest.mark.parametrize(
-    "callback", [pytest.param((), marks=pytest.mark.torture, id="no code"), ("--callback",)]
-)
+@pytest.mark.torture  # in CI: matrix/test_matrix_frameworks
+@pytest.mark.parametrize("callback", [(), ("--callback",)], ids=["no code", "callback"])
 def test_hugging_face_s_trainer_is_healthy_and_its_evaluations_are_seen(
     examples: Site, callback: tuple[str, ...]
 ) -> None:

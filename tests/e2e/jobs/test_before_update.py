@@ -7,6 +7,8 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.processes.launches import start
 from support.processes.site import SCRIPTS, Site
 from support.records.stops import StopSigner, outgoing
@@ -17,6 +19,7 @@ from tocsin.schemas.records.runs import CaptureDegraded, RunStarted
 from tocsin.schemas.records.stops.commands import StopCheckpoint, StopExited, StopLeft
 
 
+@pytest.mark.torture  # in CI: unit/emitter/hooks/test_update_guard
 def test_ranks_leave_before_an_update_together_or_not_at_all(tmp_path: Path) -> None:
     signer = StopSigner()
     job = start(

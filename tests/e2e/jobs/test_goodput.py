@@ -31,6 +31,7 @@ def run_of(site: Site, run_id: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.torture  # in CI: engine/test_goodput
 def test_the_time_of_a_killed_and_resumed_run_adds_up(site: Site) -> None:
     began = time.monotonic()
     first = site.start(sys.executable, LOOP, run_id="resumed", options=["--drain", "30"])

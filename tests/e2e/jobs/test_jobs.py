@@ -20,6 +20,7 @@ def script(name: str) -> str:
     return str(SCRIPTS / name)
 
 
+@pytest.mark.torture  # in CI: one run twice, in test_must_hold
 def test_a_shell_script_that_trains_twice_is_two_incarnations(embedded_site: Site) -> None:
     finished = embedded_site.run(
         "sh", script("twice.sh"), environ={"PYTHON": PYTHON}, run_id="twice"

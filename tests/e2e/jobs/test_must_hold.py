@@ -3,7 +3,7 @@
 Lines that other files of this folder hold, in CI too: a NaN in one gradient of the GPT on Kafka
 (test_faults), the mail that outlives its helper (test_mail_kill), processes of ours that are killed
 (test_kills, test_worker_crashes), a command of an earlier incarnation (test_run_commands), jobs of
-all kinds (test_jobs), the examples (test_examples).
+all kinds (test_jobs), the plain example (test_examples), a wild learning rate (test_demo).
 
 Runs are shared: each fixture starts its own once, and several tests look at it.
 """
@@ -144,12 +144,14 @@ def test_of_two_runs_in_one_folder_the_healthy_one_is_left_alone(one_folder: One
 # -- a healthy network and a wild learning rate, on Kafka
 
 
+@pytest.mark.torture  # in CI: a healthy GPT, on a bus file
 @pytest.mark.kafka
 def test_a_healthy_convolutional_network_is_left_alone_on_kafka(kafka_site: Site) -> None:
     watched = kafka_site.run(PYTHON, *HEALTHY[CNN], run_id="healthy-cnn", timeout_s=WAIT_S)
     assert_left_alone(watched, steps=120, stdout=plain(PYTHON, *HEALTHY[CNN]).stdout)
 
 
+@pytest.mark.torture  # in CI: the demo's `diverge`
 @pytest.mark.kafka
 def test_a_learning_rate_that_is_ten_thousand_times_too_high_is_stopped(kafka_site: Site) -> None:
     finished = kafka_site.run(

@@ -1,7 +1,8 @@
 """A stop takes all ranks out of the loop at the same step, whenever it comes.
 
-Eight gloo ranks under a launcher. They catch the stop and train again, so one launch is stopped
-many times: twice in CI, a hundred by `make torture`, at steps from `TOCSIN_STOP_SEED`.
+Gloo ranks under a launcher. They catch the stop and train again, so one launch is stopped many
+times: four ranks twice in CI, eight a hundred times by `make torture`, at steps from
+`TOCSIN_STOP_SEED`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.schemas.records.runs import RunStarted
 from tocsin.schemas.records.stops.commands import StopEscalated, StopExited, StopLeft, StopRequested
 
-RANKS = 8
+RANKS = 4
 SEED = int(os.environ.get("TOCSIN_STOP_SEED", "20261123"))
 
 
@@ -73,22 +74,26 @@ def stop(
 
 
 @pytest.mark.parametrize(
-    "rounds", [2, pytest.param(100, marks=[pytest.mark.torture, pytest.mark.timeout(3600)])]
+    ("rounds", "ranks"),
+    [
+        (2, RANKS),
+        pytest.param(100, 8, marks=[pytest.mark.torture, pytest.mark.timeout(3600)]),
+    ],
 )
-def test_all_ranks_leave_at_the_same_step(tmp_path: Path, rounds: int) -> None:
+def test_all_ranks_leave_at_the_same_step(tmp_path: Path, rounds: int, ranks: int) -> None:
     signer, chance = StopSigner(), random.Random(SEED)
-    job = train(tmp_path, signer, rounds)
+    job = train(tmp_path, signer, rounds, ranks=ranks)
     commands = []
     for number in range(rounds):
         wait_for_step(tmp_path, number, chance.randrange(60))
-        commands.append(stop(tmp_path, signer, trained=number + 1).command_id)
+        commands.append(stop(tmp_path, signer, trained=number + 1, ranks=ranks).command_id)
     job.wait()
     left: dict[str, dict[int, int | None]] = {}
     for each in said(tmp_path, StopLeft):
         left.setdefault(each.command_id, {})[each.rank] = each.step
     assert list(left) == commands, f"seed {SEED}"
     for command_id, steps in left.items():
-        assert set(steps) == set(range(RANKS)), f"seed {SEED}: {command_id}"
+        assert set(steps) == set(range(ranks)), f"seed {SEED}: {command_id}"
         assert len(set(steps.values())) == 1, f"seed {SEED}: {steps}"
     exits = [each.how for each in said(tmp_path, StopExited)]
     assert exits == ["edge"] * rounds
@@ -97,10 +102,10 @@ def test_all_ranks_leave_at_the_same_step(tmp_path: Path, rounds: int) -> None:
 
 def test_a_rank_that_does_not_come_is_named_and_the_launcher_escalates(tmp_path: Path) -> None:
     signer = StopSigner()
-    job = train(tmp_path, signer, 1, "--sleeps", "3", ranks=4)
+    job = train(tmp_path, signer, 1, "--sleeps", "3")
     # One step further nobody comes: its gradients need those of rank 3.
     wait_for_step(tmp_path, 0, 19)
-    stop(tmp_path, signer, grace_s=1.0, ranks=4)
+    stop(tmp_path, signer, grace_s=1.0)
     job.wait()
     (escalated,) = said(tmp_path, StopEscalated)
     assert escalated.how == "SIGTERM"
@@ -112,11 +117,11 @@ def test_a_rank_that_does_not_come_is_named_and_the_launcher_escalates(tmp_path:
 
 def test_a_rank_that_is_dead_does_not_hold_up_the_stop(tmp_path: Path) -> None:
     signer = StopSigner()
-    job = train(tmp_path, signer, 1, ranks=4)
+    job = train(tmp_path, signer, 1)
     wait_for_step(tmp_path, 0, 10)
     pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
     os.kill(pids[2], signal.SIGKILL)
-    stop(tmp_path, signer, grace_s=1.0, ranks=4)
+    stop(tmp_path, signer, grace_s=1.0)
     job.wait()
     (exited,) = said(tmp_path, StopExited)
     assert exited.how in ("edge", "SIGTERM", "itself")

@@ -2,8 +2,8 @@
 
 `--fault nan_batch` puts NaN into one image of step `--fault-at`, `diverge` multiplies the learning
 rate by 10,000 there, and `stall` waits for ever instead of reading the batch. A step takes about
-ten milliseconds, so a stop comes long before the last one. Run with and without tocsin: stdout,
-exit code and weights must be the same.
+ten milliseconds, and fifty when the fault is over, so a stop comes long before the last one. Run
+with and without tocsin: stdout, exit code and weights must be the same.
 """
 
 import argparse
@@ -49,7 +49,7 @@ for step in range(arguments.steps):
     optimizer.step()
     if step % 20 == 0:
         print(f"step {step} loss {loss.item():.4f}", flush=True)
-    time.sleep(0.008)
+    time.sleep(0.05 if arguments.fault and step > arguments.fault_at + 20 else 0.008)
 weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
 print("weights sha256", hashlib.sha256(weights).hexdigest())
 print(f"done after {arguments.steps} steps", flush=True)

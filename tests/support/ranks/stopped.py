@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tocsin.emitter import StopTraining
 
 SLEEPS_AT = 20
+STEP_S = 0.01
 
 
 def train(folder: Path, number: int, rank: int, ranks: int, sleeps: int | None) -> None:
@@ -43,6 +44,8 @@ def train(folder: Path, number: int, rank: int, ranks: int, sleeps: int | None) 
         if rank == 0:
             with (folder / "steps").open("a") as steps:
                 print(number, step, file=steps)
+        # Who reads the command runs beside as many ranks as spin.
+        time.sleep(STEP_S)
         step += 1
 
 
