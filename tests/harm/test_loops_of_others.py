@@ -537,9 +537,7 @@ def test_a_training_in_a_child_process_is_watched(tmp_path: Path, job: datagrams
     assert told(job) == []
 
 
-@pytest.mark.parametrize(
-    "daemon", [False, pytest.param(True, marks=pytest.mark.torture)]
-)
+@pytest.mark.parametrize("daemon", [False, pytest.param(True, marks=pytest.mark.torture)])
 def test_of_other_trainings_in_children_it_is_said(
     tmp_path: Path, job: datagrams.Endpoint, *, daemon: bool
 ) -> None:
