@@ -45,7 +45,13 @@ class EditableChats:
         self.messages[key] = Written(text, to, loud)
 
     async def answer(self, request: web.Request) -> web.Response:
+        """As Slack does: compressed, if who asks can read that."""
         self.requests.append(f"{request.method} {request.path}")
+        response = await self._answer(request)
+        response.enable_compression()
+        return response
+
+    async def _answer(self, request: web.Request) -> web.Response:
         given = self.answers.pop(0) if self.answers else None
         if isinstance(given, int):
             headers = {"Retry-After": "7"} if given == 429 else {"Location": self.url}

@@ -35,6 +35,9 @@ LONGEST_ANSWER: Final = 64 * 1024
 
 _MAX_URLS: Final = 1_000
 
+_PLAIN: Final = {"accept-encoding": "identity"}
+"""Answers are read as they come: without this, aiohttp asks for compressed ones."""
+
 
 class HttpPoster:
     """Posts, with one session; `close` it at the end."""
@@ -125,7 +128,7 @@ class HttpPoster:
                         method,
                         self._parsed(url),
                         data=body,
-                        headers={"user-agent": self._software, **headers},
+                        headers={"user-agent": self._software, **_PLAIN, **headers},
                         allow_redirects=False,
                         ssl=True if tls is None else tls,
                     ) as response,
