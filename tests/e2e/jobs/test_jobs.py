@@ -39,6 +39,17 @@ def test_a_program_that_is_not_python(embedded_site: Site) -> None:
     assert finished.summary["steps"] == 0
 
 
+def test_what_outlasts_a_job_is_ended_and_what_it_detached_is_not(embedded_site: Site) -> None:
+    left = "(trap '' TERM; exec sleep 50) & setsid sh -c 'echo $$; exec sleep 51' & sleep 1; exit 3"
+    finished = embedded_site.run("bash", "-c", left, run_id="left")
+    assert finished.exit_code == 3
+    assert "the helper exited" not in finished.stderr, finished
+    assert "did not finish reading" not in finished.stderr, finished
+    detached = psutil.Process(int(finished.stdout))
+    assert detached.cmdline() == ["sleep", "51"]
+    detached.kill()
+
+
 def test_a_job_without_torch(embedded_site: Site) -> None:
     finished = embedded_site.run(PYTHON, script("no_torch.py"))
     assert finished.exit_code == 0, finished

@@ -130,11 +130,14 @@ class Job:
 
     def terminate(self, number: signal.Signals, *, keeping: frozenset[int] = frozenset()) -> None:
         """SIGTERM or SIGKILL to the job's group; SIGKILL to all descendants but `keeping` too."""
-        process_group.signal_group(self.group, number)
+        self._signal_group(number)
         if number is signal.SIGKILL:
             for pid in process_group.descendants(keeping):
                 process_group.signal_process(pid, number)
-        else:
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        process_group.signal_group(self.group, number)
+        if number is not signal.SIGKILL:
             # A suspended process takes SIGTERM only once it goes on.
             process_group.signal_group(self.group, signal.SIGCONT)
 
@@ -153,7 +156,7 @@ class Job:
                 return
             if group and self.group not in signalled:
                 signalled.add(self.group)
-                self.terminate(number)
+                self._signal_group(number)
             for pid in left:
                 if pid not in signalled:
                     signalled.add(pid)
