@@ -9,7 +9,7 @@ from typing import Final
 
 from tocsin.bus.port import LATEST, From, Partition, Reader, Record, RunBus
 from tocsin.schemas.records.configurations import WORKERS_PARTITION, ConfigurationRefused
-from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.deliveries import REPEAT, Delivery
 from tocsin.schemas.records.issues import Issue, IssueFiring, IssueOngoing
 from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.records.runs import CaptureFigures
@@ -90,8 +90,8 @@ class OwnRun:
         return view is not None and view.state in OVER and "in_progress" not in view.rules.values()
 
     def open_deliveries(self) -> list[Delivery]:
-        """The deliveries without a final state."""
-        return [delivery for delivery in self.view.deliveries if not delivery.final]
+        """The deliveries without a final state. Without repeats: nobody waits for these."""
+        return [one for one in self.view.deliveries if not one.final and one.occasion != REPEAT]
 
     def settled(self, incarnation: str, now_ms: int) -> bool:
         """Whether nothing more is to be expected about that incarnation."""

@@ -8,6 +8,7 @@ from tocsin.emitter.launch import messages
 from tocsin.emitter.launch.own_run import UNANSWERED_MS, OwnRun
 from tocsin.emitter.launch.summary import StopFigures, Summary
 from tocsin.schemas.records.configurations import ConfigurationRefused, run_worker
+from tocsin.schemas.records.deliveries import REPEAT
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.issues import IssueFiring, IssueOngoing, IssueResolved, Origin
 from tocsin.schemas.records.runs import CaptureFigures
@@ -53,6 +54,16 @@ def test_a_run_is_settled_when_it_ended_and_its_deliveries_are_final() -> None:
     own.apply(record(delivery("delivered")), MINE, 200)
     assert own.settled("i1", 200)
     assert not own.settled("i2", 200)
+
+
+def test_a_reminder_that_waits_does_not_hold_up_the_end() -> None:
+    own = OwnRun("r1")
+    own.apply(record(issue()), MINE, 0)
+    own.apply(record(view("ended")), MINE, 0)
+    own.apply(record(delivery("delivered")), MINE, 100)
+    own.apply(record(delivery(delivery_id="again", occasion=REPEAT, repeat=1)), MINE, 100)
+    assert own.settled("i1", 200)
+    assert own.open_deliveries() == []
 
 
 def test_an_issue_that_nobody_is_told_about_does_not_hold_up_the_end() -> None:
