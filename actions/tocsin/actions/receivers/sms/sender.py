@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from pydantic import SecretStr
 
 from tocsin.actions.delivery.receiver_queues import Notice
-from tocsin.actions.ledger.retry import Outcome
+from tocsin.actions.ledger.retry import Outcome, is_temporary
 from tocsin.actions.receivers.aws import AT_ONCE, ClientFactory, call, make_client
 from tocsin.actions.receivers.chat.apprise_process import AppriseProcess
 from tocsin.actions.receivers.message import Message, message_for
@@ -155,7 +155,7 @@ class SmsSender:
             by = "SNS" if target.twilio is None else "Twilio"
             return Outcome(done=f"accepted by {by} for {_numbers(count)}")
         some = f"accepted for {count} of {_numbers(len(target.to))}; " if count else ""
-        again = [one for one in bad if one.forbidden is None]
+        again = [one for one in bad if is_temporary(one)]
         if again:
             return Outcome(later=some + again[0].text()) if some else again[0]
         return Outcome(done=f"{some}others: {bad[0].text()}") if some else bad[0]

@@ -13,12 +13,13 @@ from support.actions.notices import notice
 from support.records.issues import issue
 from support.servers.certificates import authority
 from support.servers.chat_services import HOSTS, chat_services
+from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.receivers.chat.apprise_process import AppriseProcess, Place
 from tocsin.actions.receivers.kind import ReceiverContext
 from tocsin.actions.receivers.sms.config import SmsReceiver
 from tocsin.actions.receivers.sms.kind import Sms
-from tocsin.actions.receivers.sms.sender import SmsSender
+from tocsin.actions.receivers.sms.sender import SmsSender, SmsTarget
 from tocsin.console.context import section_registry
 from tocsin.schemas.configuration.file import check_config
 from tocsin.schemas.errors import ConfigurationError
@@ -64,6 +65,20 @@ async def test_each_number_gets_the_text_in_two_parts(
         refused = await sender.send(one, notice(issue("run-2"), kind="sms"))
     assert refused.text() == "400 Bad Request"
     assert "SECRET" not in f"{target!r} {outcome!r} {refused!r} {caplog.text}"
+
+
+async def test_a_number_that_is_refused_for_good_holds_up_no_other() -> None:
+    class Twilio(AppriseProcess):
+        async def deliver(self, url: str, title: str, body: str) -> Outcome:
+            good = url.endswith("78")
+            return Outcome(status=201 if good else 400, phrase="" if good else "Bad Request")
+
+    sender = SmsSender(Twilio(AddressGuard(private=True)))
+    target = SmsTarget(
+        name="pager", to=CONFIG.to, twilio=SecretStr("twilio://account:token@sender")
+    )
+    outcome = await sender.send(target, notice(issue(), kind="sms"))
+    assert outcome.done == "accepted for 1 of 2 numbers; others: 400 Bad Request"
 
 
 def test_without_its_token_it_is_left_out(tmp_path: Path) -> None:
