@@ -26,11 +26,12 @@ def waits(delivery: Delivery, line: Iterable[Delivery], started: Collection[str]
     """Whether a delivery is not to start yet.
 
     Each earlier one in `line` (the pending ones of its issue and receiver) has its first attempt
-    before it, and none is under way (`started`). It does not wait for the retries of another.
+    before it, and none is under way (`started`). It does not wait for the retries of another, nor
+    for a repeat: that waits for its time, and then for all others.
     """
     mine = _position(delivery)
     return any(
-        other.attempts == 0 or other.delivery_id in started
+        (other.attempts == 0 and other.occasion != REPEAT) or other.delivery_id in started
         for other in line
         if _position(other) < mine
     )

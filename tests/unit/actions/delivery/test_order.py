@@ -6,7 +6,7 @@ import pytest
 
 from support.records.issues import delivery, issue
 from tocsin.actions.delivery.order import superseded, waits
-from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.deliveries import REPEAT, Delivery
 from tocsin.schemas.records.issues import IssueState
 
 
@@ -24,6 +24,7 @@ def state_of(state: IssueState, times: int = 1, attempts: int = 0) -> Delivery:
 FIRING, ONGOING, RESOLVED = state_of("firing"), state_of("ongoing"), state_of("resolved")
 AGAIN = state_of("firing", times=2)
 RETRIED = state_of("firing", attempts=1)
+REPEAT_LATER = state_of("firing").model_copy(update={"delivery_id": "repeat", "occasion": REPEAT})
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,8 @@ def test_a_later_state_supersedes_all_but_what_is_under_way(
         ([RETRIED, RESOLVED], [], False),
         ([RETRIED, RESOLVED], ["firing-1"], True),
         ([RESOLVED, AGAIN], [], False),
+        ([REPEAT_LATER, RESOLVED], [], False),
+        ([REPEAT_LATER, RESOLVED], ["repeat"], True),
     ],
 )
 def test_a_state_waits_for_the_first_attempt_of_those_before_it(

@@ -15,6 +15,7 @@ from tocsin.bus.port import Outgoing
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import STOPPED
 from tocsin.schemas.records.goodput import Outlook
+from tocsin.schemas.records.issues import IssueOngoing
 from tocsin.schemas.records.run_view import StopView
 
 ISSUE = issue()
@@ -29,8 +30,9 @@ def chat() -> Iterator[VirtualNotices]:
     made.close()
 
 
-def chat_that(*, edits: bool) -> VirtualNotices:
-    made = VirtualNotices(NoticeTimes(), stops=True, edits=edits, now_ms=NOW_MS)
+def chat_that(*, edits: bool, repeat_ms: int | None = None) -> VirtualNotices:
+    times = NoticeTimes(repeat_ms=repeat_ms)
+    made = VirtualNotices(times, stops=True, edits=edits, now_ms=NOW_MS)
     made.answers = [POSTED] * 8
     return made
 
@@ -71,6 +73,20 @@ def test_a_message_is_edited_when_the_stop_has_ended(
         "delivered",
         delivery_id(ISSUE.issue_id, "mail", STOPPED),
     )
+
+
+def test_how_the_stop_has_ended_does_not_wait_for_a_reminder() -> None:
+    chat = chat_that(edits=True, repeat_ms=4 * 3_600_000)
+    chat.give(view_record(view()))
+    chat.issue(ISSUE)
+    chat.advance(1_000)
+    chat.issue(IssueOngoing(**dict(ISSUE)))
+    chat.give(exited())
+    chat.advance(5_000)
+    chat.close()
+
+    assert occasions(chat) == ["new", STOPPED]
+    assert chat.service.unfinished() == []
 
 
 def test_what_cannot_be_edited_gets_no_message_more() -> None:
