@@ -7,7 +7,7 @@ message is not sent before: what has been attempted is never attempted again wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from tocsin.schemas.ids import delivery_id
@@ -60,8 +60,11 @@ def _sort(entry: Delivery) -> tuple[bool, bool]:
     return entry.issue_state == "resolved", entry.occasion == REPEAT
 
 
-def next_repeat(before: Delivery, now_ms: int) -> Delivery | None:
+def next_repeat(before: Delivery, now_ms: int, known: Callable[[str], bool]) -> Delivery | None:
     """The entry that repeats a notice; None if it is not repeated (any more).
+
+    Its number is the first whose id is not `known`: two notices of one state, such as a late one
+    and a worse one, are repeated one after the other.
 
     It is in the ledger together with the notice that it repeats, or with the end of that, so that
     an answer finds it there, whenever it comes.
@@ -76,10 +79,11 @@ def next_repeat(before: Delivery, now_ms: int) -> Delivery | None:
     if every_ms is None:
         return None
     number = before.repeat + 1
-    name = f"{before.issue_state}/repeat/{number}"
+    while known(identity := _repeat_id(before, number)):
+        number += 1
     return before.model_copy(
         update={
-            "delivery_id": delivery_id(before.issue_id, before.action, name, before.issue_times),
+            "delivery_id": identity,
             "occasion": REPEAT,
             "repeat": number,
             "state": "pending",
@@ -97,3 +101,8 @@ def next_repeat(before: Delivery, now_ms: int) -> Delivery | None:
             "handle": None,
         }
     )
+
+
+def _repeat_id(notice: Delivery, number: int) -> str:
+    name = f"{notice.issue_state}/repeat/{number}"
+    return delivery_id(notice.issue_id, notice.action, name, notice.issue_times)

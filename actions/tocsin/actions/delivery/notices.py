@@ -18,11 +18,9 @@ from tocsin.actions.ledger.retry import Decision
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import (
     FINAL_STATES,
-    LATE,
-    NEW,
     REPEAT,
+    STARTS,
     STOPPED,
-    WORSE,
     Delivery,
 )
 from tocsin.schemas.records.events import EVENT_TYPES, Data, Event
@@ -73,14 +71,14 @@ class Notices:
         queue = self._queues.get(entry.action)
         wait_ms = times.wait_ms if queue is not None and queue.groups else 0
         group = times.group(issue) if wait_ms else ""
-        repeated = entry.occasion in (NEW, WORSE, LATE)
+        repeated = entry.occasion in STARTS
         if repeated:
             repeats = times.repeats(entry.action, issue, now_ms, wait_ms)
             entry = entry.model_copy(update={"repeats": repeats})
             yield from self._withdrawn(issue, "a newer notice is sent", entry.action)
         first = self._placed(entry, group, wait_ms, now_ms)
         yield first, None
-        if repeated and (repeat := next_repeat(first, now_ms)) is not None:
+        if repeated and (repeat := next_repeat(first, now_ms, self._ledger.knows)) is not None:
             yield self._placed(repeat, group, wait_ms, now_ms), None
 
     def continued(
@@ -92,7 +90,7 @@ class Notices:
         """
         if before.occasion != REPEAT or instead is _ENDED:
             return
-        if (repeat := next_repeat(before, now_ms)) is not None:
+        if (repeat := next_repeat(before, now_ms, self._ledger.knows)) is not None:
             wait_ms = before.repeats.wait_ms if before.repeats is not None else 0
             yield self._placed(repeat, before.group, wait_ms, now_ms), None
 

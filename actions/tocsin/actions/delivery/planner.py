@@ -26,7 +26,7 @@ from tocsin.actions.ledger.ledger import Ledger
 from tocsin.actions.ledger.retry import Decision
 from tocsin.schemas.configuration.sections import StopOptions
 from tocsin.schemas.ids import delivery_id
-from tocsin.schemas.records.deliveries import Delivery
+from tocsin.schemas.records.deliveries import STARTS, Delivery
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import Issue
@@ -144,7 +144,7 @@ class Planner(Known):
                 if issue.state == "resolved" and of_it:
                     why = "the issue was resolved before the stop was sent"
                     yield delivery, Decision("suppressed", why)
-            elif explains and delivery.issue_state != "resolved":
+            elif explains and delivery.occasion in STARTS and delivery.issue_state != "resolved":
                 held = self._decisions.inhibited(issue_of(delivery), self)
                 if held is not None:
                     yield (

@@ -23,8 +23,9 @@ class _Line:
     notices: dict[str, int] = field(default_factory=dict)
     severity: Severity | None = None
     newest_ms: int = 0
+    # The highest of these numbers whose end was decided on, and whose notice was held.
     over: int = 0
-    held: bool = False
+    held: int = 0
 
     def apply(self, delivery: Delivery) -> None:
         if delivery.occasion in (ACKNOWLEDGED, DIGEST, STOPPED):
@@ -32,7 +33,8 @@ class _Line:
         if delivery.issue_state == "resolved":
             self.over = max(self.over, delivery.issue_times)
             return
-        self.held = self.held or delivery.held is not None
+        if delivery.held is not None:
+            self.held = max(self.held, delivery.issue_times)
         if delivery.state not in _NOTIFYING:
             self.notices.pop(delivery.delivery_id, None)
             return
@@ -43,17 +45,25 @@ class _Line:
     @property
     def open(self) -> bool:
         """Whether the receiver was notified of the start, and not yet of the end."""
-        return bool(self.notices) and max(self.notices.values()) > self.over
+        return self._newest > self.over
+
+    @property
+    def _newest(self) -> int:
+        """Which time of the condition the receiver was notified of; 0: none."""
+        return max(self.notices.values(), default=0)
 
     def noticed(self) -> Noticed:
-        notified = bool(self.notices)
+        # One that came back and was held then is a new one: the notices about the time before
+        # say nothing about it.
+        held = self.held > self._newest
+        notified = bool(self.notices) and not held
         return Noticed(
             self.kind,
             self.decided_by,
             severity=self.severity if notified else None,
             notified=notified,
             open=self.open,
-            held=self.held and not notified,
+            held=held,
         )
 
 

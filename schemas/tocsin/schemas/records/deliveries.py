@@ -31,6 +31,9 @@ LATE: Final = "late"
 DRILL: Final = "drill"
 STOPPED: Final = "stopped"
 DIGEST: Final = "digest"
+STARTS: Final = frozenset({NEW, WORSE, LATE})
+"""Occasions of notices that an issue has begun, or turned critical."""
+
 HeldBy = Literal[
     "silence",
     "inhibition",

@@ -14,6 +14,7 @@ from tocsin.actions.ledger.retry import Outcome
 from tocsin.console.feedback.send import feedback_record
 from tocsin.schemas.configuration.receivers import UrgentConfig
 from tocsin.schemas.records.feedback import FeedbackAcknowledged, FeedbackFalseAlarm
+from tocsin.schemas.records.issues import IssueOngoing
 from tocsin.schemas.topics import issue_partition
 
 Make = Callable[[NoticeTimes], VirtualNotices]
@@ -207,3 +208,25 @@ def test_a_receiver_that_is_away_is_not_flooded_with_repeats(make: Make) -> None
     assert len(firsts) == 5
     repeated = [one.at_ms for one in worker.sent if one not in firsts]
     assert min(repeated) >= firsts[-1].at_ms
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_repeats_go_on_after_a_late_notice_and_a_worse_one(make: Make, restarted: bool) -> None:
+    worker = make(NoticeTimes(repeat_ms=60_000))
+    worker.silences = (
+        Silence(
+            match={}, from_ms=START_MS, until_ms=START_MS + 30_000, mutes=["notify"], by="ana",
+            why="known", decided_by="tocsin.yaml:9:3",
+        ),
+    )  # fmt: skip
+    worker.restart()
+    worker.issue(issue(severity="warning"))
+    worker.advance(40_000)
+    worker.issue(IssueOngoing(**dict(issue(severity="warning"))))
+    worker.advance(10_000)
+    worker.issue(issue(raised_from="warning"))
+    worker.advance(5_000)
+    if restarted:
+        worker.restart()
+    worker.advance(120_000)
+    assert ids(worker) == [(40, 1), (50, 1), (110, 1), (170, 1)]

@@ -5,15 +5,20 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from support.actions.virtual_actions import VirtualActions
-from support.records.issues import NOW_MS, issue, view
+from support.records.issues import NOW_MS, feedback, issue, view
 from tocsin.actions.decision.decide import START_NOT_SENT
 from tocsin.actions.decision.inhibitions import WAIT_MS
 from tocsin.actions.decision.open_issues import OpenIssues
 from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.ledger.retry import Outcome
+from tocsin.actions.receivers.registry import ReceiverKinds
+from tocsin.actions.simulation import Simulation
+from tocsin.schemas.configuration.file import SectionRegistry, check_config
 from tocsin.schemas.configuration.routing.inhibitions import InhibitEntry
 from tocsin.schemas.records.deliveries import Delivery
-from tocsin.schemas.records.issues import IssueFiring, IssueOngoing
+from tocsin.schemas.records.events import Data, Event
+from tocsin.schemas.records.feedback import FeedbackAcknowledged
+from tocsin.schemas.records.issues import Issue, IssueFiring, IssueOngoing
 from tocsin.schemas.topics import issue_partition
 
 INHIBIT = """- loss_spike: [chat]
@@ -31,6 +36,15 @@ def accept(notice: Notice) -> Outcome:
 
 def virtual(more: str = INHIBIT) -> VirtualActions:
     return VirtualActions({"chat": accept}, more=more)
+
+
+def again(found: Issue) -> Issue:
+    """A state of the issue when its condition has come back."""
+    return found.model_copy(update={"times": 2})
+
+
+def event_of(data: Data) -> Event[Data]:
+    return Event.wrap(data, id="1", source="/test", time_ms=NOW_MS)
 
 
 def became(actions: VirtualActions, found: IssueFiring) -> list[Delivery]:
@@ -89,6 +103,68 @@ async def test_who_did_not_get_the_start_does_not_get_the_end() -> None:
     start, end = became(actions, SPIKE)
     assert start.held == "inhibition"
     assert (end.state, end.reason, end.held) == ("suppressed", START_NOT_SENT, None)
+
+
+async def test_an_answer_that_waits_to_be_shown_does_not_hinder_a_cause() -> None:
+    text = """version: 1
+secrets: {pd: {env: PD}}
+receivers: {oncall: {type: pagerduty, routing_key: {secret: pd}}}
+routes: [{notify: [oncall]}]
+inhibit: [{when: {rule: nonfinite}, mute: {rule: loss_spike}}]
+"""
+    config, problems = check_config(text, "tocsin.yaml", SectionRegistry(ReceiverKinds()))
+    assert config is not None, problems
+    actions = Simulation(config, path=None, now_ms=NOW_MS)
+    await actions.apply(event_of(SPIKE))
+    await actions.until(NOW_MS + 5_000)
+
+    answer = feedback(FeedbackAcknowledged, SPIKE)
+    await actions.apply(event_of(answer), event_of(CAUSE))
+    await actions.until(NOW_MS + 60_000)
+
+    found = {(one.rule, one.action): one.state for one in actions.deliveries.values()}
+    assert found["nonfinite", "oncall"] == "delivered"
+    assert ("nonfinite", "stop") in found
+
+
+async def test_an_issue_that_comes_back_and_is_held_is_told_when_it_goes_on() -> None:
+    actions = virtual()
+    await actions.take(SPIKE)
+    await actions.until(60_000)
+    await actions.take(OVER, CAUSE, again(SPIKE))
+    await actions.until(120_000)
+    assert [one.state for one in became(actions, SPIKE)] == ["delivered", "delivered", "suppressed"]
+
+    await actions.take(issue(resolved=True), again(GOES_ON))
+    await actions.until(180_000)
+    late = became(actions, SPIKE)[-1]
+    assert (late.state, late.occasion, late.issue_times) == ("delivered", "late", 2)
+    await actions.take(again(OVER))
+    await actions.until(240_000)
+    end = became(actions, SPIKE)[-1]
+    assert (end.state, end.occasion, end.issue_times) == ("delivered", "resolved", 2)
+
+
+async def test_the_end_of_an_issue_that_came_back_unheard_is_not_told() -> None:
+    actions = virtual()
+    await actions.take(SPIKE)
+    await actions.until(60_000)
+    await actions.take(OVER, CAUSE, again(SPIKE), again(OVER))
+    await actions.until(120_000)
+    end = became(actions, SPIKE)[-1]
+    assert (end.state, end.reason) == ("suppressed", START_NOT_SENT)
+
+
+async def test_a_cause_that_is_soon_over_does_not_end_the_repeats() -> None:
+    actions = virtual(INHIBIT + "defaults: {repeat_interval: 1h}\n")
+    await actions.take(SPIKE)
+    await actions.until(5_400_000)
+    await actions.take(CAUSE)
+    await actions.until(5_700_000)
+    await actions.take(issue(resolved=True))
+    await actions.until(5 * 3_600_000)
+    sent = [one for one in became(actions, SPIKE) if one.state == "delivered"]
+    assert [one.repeat for one in sent] == [0, 1, 2, 3, 4]
 
 
 async def test_a_consequence_is_folded_while_its_cause_is_open() -> None:
