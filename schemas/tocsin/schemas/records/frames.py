@@ -369,6 +369,12 @@ class StepFrame:
     mode: Mode = "train"
     _places: dict[str, int] = field(default_factory=dict, init=False, repr=False)
 
+    @property
+    def is_logged(self) -> bool:
+        """Whether there is nothing in it but what the user has logged: at steps of the user's own
+        count, perhaps, which says nothing about those of the training."""
+        return bool(self.columns) and all(name.startswith("log.") for name in self.columns)
+
     def column(self, name: str) -> Floats | None:
         """One scalar over the steps, float32[steps], or None if it is not in this frame."""
         place = _place(name, self.columns, self._places)

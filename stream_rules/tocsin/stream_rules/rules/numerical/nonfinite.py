@@ -129,7 +129,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         yield from self._named_scalars(frame, at)
-        if frame.mode != "train" or not frame.steps.size:
+        if frame.mode != "train" or not frame.steps.size or frame.is_logged:
             return
         if frame.column(SKIPPED) is not None:
             yield self._skipped(frame)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
+from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Fact, Subject, SubjectKind
 from tocsin.stream_rules.outcomes import Finding, fact
@@ -34,6 +35,8 @@ BRANCHES: Final[Mapping[str, str]] = {
 """Where it began."""
 
 _SHOWN: Final = 32
+_FACT: Final = 100
+"""The longest name of a fact; that of a logged scalar may be longer."""
 
 
 def origin_finding(
@@ -103,7 +106,7 @@ def scalar_finding(
         first_rank=frame.origin.rank,
         severity="warning",
         stop_worthy=False,
-        facts=(fact(shown, value),),
+        facts=(fact(clip(shown, _FACT), value),),
     )
 
 

@@ -536,3 +536,41 @@ def test_a_weight_that_the_forward_pass_met_comes_before_what_it_made() -> None:
     issue = found(run, 5)
     assert (issue.branch, issue.subject.name) == ("weight", "body.weight")
     assert issue.evidence.followed == 3
+
+
+@pytest.mark.parametrize("origin", [0, 1])
+def test_what_the_user_logs_between_the_tables_of_a_bad_step_hides_no_rank(origin: int) -> None:
+    run = started(world_size=2)
+    for step in range(10):
+        for rank in (0, 1):
+            healthy(run, range(step, step + 1), rank)
+            run.steps([step], rank=rank, columns={"log.accuracy": 0.5})
+    for rank in (origin, 1 - origin):
+        local = ["blocks.1.weight"] if rank == origin else []
+        bad_gradients(run, 10, {"blocks.1.weight": 5}, rank=rank, local=local)
+        run.steps([10], rank=rank, columns={"log.accuracy": 0.5})
+    for rank in (0, 1):
+        bad_gradients(run, 11, {"blocks.1.weight": 5}, rank=rank)
+    issue = found(run, 10)
+    assert (issue.first_rank, issue.subject.name) == (origin, "blocks.1.weight")
+
+
+def test_what_the_user_logs_at_other_steps_is_no_recovery() -> None:
+    run = started()
+    for step in range(0, 400, 50):
+        loss = NAN if step >= 100 else 1.0
+        run.steps(range(step, step + 50), per_frame=50, loss=loss, columns={"lr.0": 0.1})
+        logged = range(20_000 + step, 20_050 + step)
+        run.steps(logged, per_frame=50, columns={"log.accuracy": 0.5})
+    assert [i.state for i in issues_of(run.records, specs=only("nonfinite"))] == ["firing"]
+
+
+def test_a_logged_scalar_with_a_long_name_does_not_end_the_rule() -> None:
+    run = started()
+    healthy(run, range(5))
+    run.steps([4], columns={"log." + 200 * "m": NAN})
+    run.steps([5, 6], loss=NAN, columns={"lr.0": 0.1})
+    run.wait(10)
+    run.heartbeat()
+    issues = issues_of(run.records, specs=only("nonfinite"))
+    assert [i.branch for i in issues] == ["scalar", "loss"]
