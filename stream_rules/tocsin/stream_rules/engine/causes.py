@@ -139,7 +139,9 @@ class Causes:
             known.over_step, known.over_ms = issue.step, issue.at_ms
 
     def _cause_of(self, effect: Known) -> tuple[Known, Link] | None:
-        candidates = [(cause, link) for cause in self.known for link in _explains(cause, effect)]
+        # What is a consequence of this one, of an earlier time of it, cannot be its cause.
+        causes = (cause for cause in self.known if cause.root != effect.id)
+        candidates = [(cause, link) for cause in causes for link in _explains(cause, effect)]
         return min(candidates, key=_first, default=None)
 
     def _explained_by(self, cause: Known) -> Iterator[Attribution]:

@@ -253,6 +253,18 @@ def test_a_device_explains_what_comes_within_the_hour() -> None:
     assert roots(broken, late)["loss_spike"] == "loss_spike"
 
 
+def test_an_issue_that_comes_again_is_no_consequence_of_itself() -> None:
+    causes = Causes()
+    depth = made("vanishing_gradient", 0, branch="depth", kind="tensor")
+    causes.fired(depth)
+    share = made("vanishing_gradient", 60, branch="share", kind="tensor")
+    assert [a.cause for a in causes.fired(share)] == [depth.issue_id]
+    over = IssueResolved(**{**dict(depth), "step": 120})
+    causes.resolved(over)
+    again = depth.model_copy(update={"first_step": 200, "times": 2})
+    assert all(a.cause != a.issue for a in causes.fired(again))
+
+
 def test_an_issue_that_comes_again_has_the_cause_of_its_new_time() -> None:
     causes = Causes()
     spike = made("loss_spike", 13)
