@@ -119,6 +119,8 @@ class RunState:
     furthest: int | None = None
     """The last step of the rank that is furthest; None: no rank has made one, or it was saved by a
     release that did not keep it."""
+    logged_only: bool = False
+    """Whether all steps so far are those of scalars that the user has logged."""
     checkpoints: list[Checkpoint] = field(default_factory=list)
     stop: StopView | None = None
     looked_ms: int | None = None
@@ -224,7 +226,7 @@ class RunState:
         self.world_size = max(self.world_size, value.origin.world_size)
         if isinstance(value, TensorFrame):
             self.shedding.note_step(value.step)
-        elif value.mode == "train" and value.steps.size:
+        elif value.mode == "train" and value.steps.size and self._counts(value):
             step = int(value.steps.max())
             self.shedding.note_step(step)
             rank.last_step = step if rank.last_step is None else max(rank.last_step, step)
@@ -233,6 +235,18 @@ class RunState:
             losses = value.column("loss")
             if losses is not None and self._is_lowest(value.origin.rank):
                 self.last_loss = float(losses[-1])
+
+    def _counts(self, frame: StepFrame) -> bool:
+        """Whether the steps of a frame are the run's: those of logged scalars are as long as there
+        are no others."""
+        if frame.is_logged:
+            self.logged_only = self.logged_only or self.last_step is None
+            return self.logged_only
+        if self.logged_only:
+            self.logged_only, self.furthest, self.shedding = False, None, Shedding()
+            for rank in self.ranks.values():
+                rank.last_step = None
+        return True
 
     def _is_lowest(self, rank: int) -> bool:
         # There may be thousands, and nearly always there is rank 0.

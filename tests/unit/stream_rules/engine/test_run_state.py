@@ -5,8 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tocsin.stream_rules.engine.partitions import PartitionEngine
 from tocsin.stream_rules.engine.run_state import RankState, RunState
 from tocsin.stream_rules.reading.state_codec import dump_state, load_state
+from tocsin.stream_rules.testing import RunBuilder
 
 CHANGES = st.lists(
     st.tuples(
@@ -62,3 +64,21 @@ def test_who_lags_is_no_part_of_what_is_saved() -> None:
     saved = dump_state(state)
     assert b"lagging" not in saved
     assert load_state(RunState, saved).lagging == 0
+
+
+def test_the_steps_of_what_the_user_logs_are_not_those_of_the_training() -> None:
+    run = RunBuilder()
+    run.started()
+    run.steps([20_000], columns={"log.accuracy": 0.5})
+    before = len(run.records)
+    run.steps([0, 1], loss=1.0)
+    run.steps([20_001], columns={"log.accuracy": 0.5})
+    engine = PartitionEngine(())
+    for record in run.records[:before]:
+        engine.apply(record)
+    found = engine.run(run.run_id)
+    assert found is not None
+    assert found.state.last_step == 20_000, "there are no others"
+    for record in run.records[before:]:
+        engine.apply(record)
+    assert (found.state.last_step, found.state.rank_last_step(0)) == (1, 1)

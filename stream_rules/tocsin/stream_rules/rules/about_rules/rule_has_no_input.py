@@ -10,6 +10,7 @@ from typing import Final
 from pydantic import Field
 
 from tocsin.schemas.configuration.routing.matches import labels_fit
+from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.frames import StepFrame, SystemFrame, TensorFrame
 from tocsin.schemas.records.issues import Subject
 from tocsin.schemas.records.runs import RunData, RunEnded
@@ -25,6 +26,7 @@ from tocsin.stream_rules.rule import (
 )
 
 _NAMES: Final = 200
+_LOGGED: Final = "/log."
 
 
 class RuleHasNoInputParams(Params):
@@ -78,14 +80,16 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
         _note(self.state.scalars, (f"{frame.mode}/{name}" for name in frame.columns))
         if self.state.said or frame.mode != "train" or not frame.steps.size:
             return
-        if int(frame.steps[-1]) >= self.params.grace:
+        # What the user has logged may be at a step of another count.
+        step = min(int(frame.steps[-1]), at.run.last_step or 0)
+        if step >= self.params.grace:
             self.state.said = True
             waiting = [
                 one
                 for one in self._instances
                 if one.available == "always" or (one.listed and one.available == "maybe")
             ]
-            yield from self._missing(waiting, int(frame.steps[-1]), at)
+            yield from self._missing(waiting, step, at)
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         _note(self.state.collections, (f"{frame.mode}/{frame.collection}",))
@@ -128,7 +132,7 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
             ),
             followed=len(others),
             also=tuple(others[:32]),
-            explanation="seen so far: " + (", ".join(seen[:100]) or "nothing"),
+            explanation=clip("seen so far: " + (", ".join(seen[:100]) or "nothing")),
         )
 
     def _has_input(self, one: InstanceFacts) -> bool:
@@ -148,8 +152,7 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
 
 
 def _note(seen: list[str], names: Iterable[str]) -> None:
+    """A user may log thousands of scalars; what tocsin captures has few names, and all of them."""
     for name in names:
-        if len(seen) >= _NAMES:
-            return
-        if name not in seen:
+        if name not in seen and (len(seen) < _NAMES or _LOGGED not in name):
             seen.append(name)

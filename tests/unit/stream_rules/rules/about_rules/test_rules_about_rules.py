@@ -205,3 +205,29 @@ def test_a_short_run_is_not_reproached() -> None:
     run.started()
     run.steps(range(30), gradient_norm=1.0)
     assert issues_of(run.records) == []
+
+
+def test_what_is_logged_at_steps_of_another_count_ends_no_grace() -> None:
+    run = RunBuilder()
+    run.started()
+    for step in range(60):
+        run.steps([step], loss=1.0, columns={"lr.0": 1e-3})
+        run.steps([20_000 + step], columns={"log.accuracy": 0.5})
+    assert issues_of(run.records, "rule_has_no_input") == []
+
+
+def test_many_logged_scalars_hide_no_input_and_do_not_end_the_rule() -> None:
+    specs = rule_specs(
+        [RuleEntry(name=name, use=name) for name in ("overfit", "rule_has_no_input")],
+        defaults="none",
+    )
+    run = RunBuilder()
+    run.started()
+    run.steps(range(50), loss=1.0, columns={"lr.0": 1e-3})
+    run.steps([49], columns={f"log.metric_with_a_long_name_{i:0>40}": 0.5 for i in range(250)})
+    run.steps([49], mode="eval", loss=1.1)
+    run.steps(range(50, 150), loss=1.0, columns={"lr.0": 1e-3})
+    run.ended()
+    assert issues_of(run.records, specs=specs) == []
+    said = issues_of(run.records)
+    assert [i.rule for i in said if i.rule.startswith("rule_")] == ["rule_has_no_input"]
