@@ -100,6 +100,8 @@ class _State:
     block_ms: int = 0
     usual: StateArray = field(default_factory=_parts)
     """Medians of the parts, by block; `totals` has those of the whole steps."""
+    learned: int = 0
+    """Steps of the usual time so far; of a state of an earlier release, those since then."""
     totals: StateArray = field(default_factory=lambda: np.zeros(0))
     cusum: float = 0.0
     since: _Since | None = None
@@ -165,7 +167,7 @@ class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
         total = float(np.median(block.sum(axis=1)))
         parts = np.median(block, axis=0)
         state.medians.append(state.block_step, total)
-        if len(state.totals) * params.block < params.warmup_steps:
+        if max(state.learned, len(state.totals) * params.block) < params.warmup_steps:
             self._learn(parts[None], np.array([total]))
             return
         usual = float(np.median(state.totals))
@@ -208,8 +210,8 @@ class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
             ):
                 since.reported = True
                 yield finding
-        if since.count >= _NEW_LEVEL:
-            state.usual, state.totals = _parts(), np.zeros(0)
+        if since.count >= max(_NEW_LEVEL, 2 * params.for_steps):
+            state.usual, state.totals, state.learned = _parts(), np.zeros(0), 0
             yield from self._over(step)
 
     def _over(self, step: int) -> Outcomes:
@@ -226,6 +228,7 @@ class ThroughputRegression(Rule[ThroughputRegressionParams, _State]):
 
     def _learn(self, parts: Doubles, totals: Doubles) -> None:
         state = self.state
+        state.learned += len(totals) * self.params.block
         state.usual = np.vstack([state.usual, parts])[-_BLOCKS:]
         state.totals = np.append(state.totals, totals)[-_BLOCKS:]
 
