@@ -28,6 +28,7 @@ It has these forms, each a separate episode:
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -144,6 +145,7 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         yield from self._schedule(frame)
         names = [name for name in frame.columns if name.startswith("lr.")]
         zeros: dict[int, bool] = {}
+        rates: dict[int, dict[str, tuple[float, float]]] = {}
         for name in names:
             group = self.state.groups.setdefault(name, _Group())
             if group.rank_series.overtaken_by(frame):
@@ -153,9 +155,10 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
             for step, rate in group.rank_series.points(frame, name):
                 zeros[step] = zeros.get(step, True) and rate == 0
                 yield from self._point(name, group, step, rate, at)
+                rates.setdefault(step, {})[name] = (group.last or 0.0, group.highest)
         for step, zero in sorted(zeros.items()):
             yield from self._zero(step, zero, at)
-            yield from self._low(step, at)
+            yield from self._low(step, rates[step])
 
     def _point(self, name: str, group: _Group, step: int, rate: float, at: Moment) -> Outcomes:
         group.steps += 1
@@ -252,28 +255,35 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         first = group.first_step
         yield self._finding("unstepped", name, first, reason, group, group.last or 0.0, None)
 
-    def _low(self, step: int, at: Moment) -> Outcomes:
-        """Whether all groups are next to nothing at this step, and for how long."""
+    def _low(self, step: int, rates: Mapping[str, tuple[float, float]]) -> Outcomes:
+        """Whether all groups are next to nothing at this step, and for how long.
+
+        `rates` has those of its groups then, and the highest until then: a frame has many steps.
+        """
         state = self.state
         state.steps += 1
-        groups = [(name, group) for name, group in state.groups.items() if group.highest > 0]
+        newest = {name: (one.last or 0.0, one.highest) for name, one in state.groups.items()}
+        groups = [
+            (name, rate, highest)
+            for name, (rate, highest) in {**newest, **rates}.items()
+            if highest > 0
+        ]
         share = self.params.vanished
-        if not groups or any((g.last or 0.0) >= share * g.highest for _, g in groups):
+        if not groups or any(rate >= share * highest for _, rate, highest in groups):
             state.low_since, state.low_steps = None, 0
             yield Clear(step, about="vanished")
             return
         if state.low_since is None:
             state.low_since = step
         state.low_steps += 1
-        name, group = groups[0]
-        rate = group.last or 0.0
+        name, rate, highest = groups[0]
         if rate > 0 and state.low_steps >= max(self.params.zero_steps, _LONG * state.steps):
             reason = (
-                f"the learning rate has fallen from {group.highest:.3g} below "
-                f"{share * group.highest:.3g}, and is {rate:.3g} after "
+                f"the learning rate has fallen from {highest:.3g} below "
+                f"{share * highest:.3g}, and is {rate:.3g} after "
                 f"{state.low_steps} steps there"
             )
-            limit = share * group.highest
+            group, limit = state.groups[name], share * highest
             yield self._finding("vanished", name, state.low_since, reason, group, rate, limit)
         else:
             yield Holds(step, about="vanished")

@@ -234,3 +234,13 @@ def test_a_schedule_without_a_number_is_seen() -> None:
     run = train(lambda o: schedules.LambdaLR(o, root))
     issue = assert_fires(run.records, RULE, first_step=31, specs=SPECS)
     assert issue.evidence.facts[0].value == "not finite"
+
+
+@pytest.mark.parametrize("per_frame", [1, 50, 100])
+def test_a_cosine_to_zero_is_quiet_however_many_steps_a_frame_has(per_frame: int) -> None:
+    rates = [1e-3 * 0.5 * (1 + math.cos(math.pi * step / 200)) for step in range(200)]
+    run = RunBuilder(step_ms=5)
+    run.started()
+    run.steps(range(200), per_frame=per_frame, loss=1.0, columns={"lr.0": rates})
+    run.ended()
+    assert_quiet(run.records, specs=SPECS)
