@@ -13,7 +13,7 @@ from tocsin.stream_rules.reading.state_codec import StateArray
 from tocsin.stream_rules.reading.tensor_rows import Doubles, LowestRankRows
 
 _MAX_SUMMARIES: Final = 64
-"""Summaries that are added up at most."""
+"""Summaries, or pairs of them, that are kept apart at most."""
 
 _MAX_CELLS: Final = 1 << 15
 """Counts other than 0 that are kept apart by summary: a state has to fit into a record."""
@@ -51,8 +51,9 @@ def _sum(tables: Sequence[_Counts]) -> Doubles:
 class Recent:
     """The counts of the last summaries: as many as hold `samples` labels, and no more.
 
-    The first axis are the classes; a later summary may have more of them. Where the tables become
-    too many numbers, pairs of them are put together, and it may be up to twice as many labels.
+    The first axis are the classes; a later summary may have more of them. Where there are too many
+    tables, or too many numbers in them, pairs of them are put together, and it may be up to twice
+    as many labels.
     """
 
     tables: list[_Counts] = field(default_factory=list)
@@ -62,10 +63,14 @@ class Recent:
         """Take a summary of so many labels; what is not needed for `samples` is left out."""
         self.tables.append(_Counts.from_table(table))
         self.labels.append(labels)
-        while len(self.tables) > _MAX_SUMMARIES or sum(self.labels[1:]) >= samples:
+        while sum(self.labels[1:]) >= samples:
             del self.tables[0], self.labels[0]
-        while len(self.tables) > 2 and sum(len(one.at) for one in self.tables) > _MAX_CELLS:
+        while len(self.tables) > 2 and self._is_large():
             self._halve()
+
+    def _is_large(self) -> bool:
+        cells = sum(len(one.at) for one in self.tables)
+        return len(self.tables) > _MAX_SUMMARIES or cells > _MAX_CELLS
 
     def _halve(self) -> None:
         """Put pairs together; not the first one, which goes next, and would never."""

@@ -30,7 +30,7 @@ from tocsin.stream_rules.signals.proportion_bounds import at_least
 from tocsin.stream_rules.signals.vocabulary import Vocabulary
 
 _MAX_SUMMARIES: Final = 64
-"""Summaries that are added up at most."""
+"""Summaries, or pairs of them, that are kept apart at most."""
 
 _COUNT: Final = {"tokens": "count", "labels": "labels"}
 """The column of the counts, by collection."""
@@ -123,8 +123,10 @@ class NlpSequenceRatio(TensorRowRule[NlpSequenceRatioParams, _State]):
         state.rank = table.origin.rank
         state.counted.append(dict(zip(table.rows, map(float, counts.tolist()), strict=True)))
         held = [sum(counts.values()) for counts in state.counted]
-        while len(held) > _MAX_SUMMARIES or sum(held[1:]) >= self.params.samples:
+        while sum(held[1:]) >= self.params.samples:
             del held[0], state.counted[0]
+        if len(held) > _MAX_SUMMARIES:
+            state.counted[1:] = map(_together, state.counted[1::2], state.counted[2::2])
         total = sum(held)
         if total >= self.params.samples:
             yield from self._evaluate(total, table.step)
@@ -169,3 +171,7 @@ class NlpSequenceRatio(TensorRowRule[NlpSequenceRatioParams, _State]):
                 "share of the most frequent token that is watched", unit="percent", limit=limit
             ),
         )
+
+
+def _together(first: dict[str, float], second: dict[str, float]) -> dict[str, float]:
+    return {name: first.get(name, 0.0) + second.get(name, 0.0) for name in first | second}

@@ -184,6 +184,13 @@ def test_a_class_taken_for_another() -> None:
     assert [f.value for f in issue.evidence.facts[1:3]] == [1.0, 2.0]
 
 
+def test_summaries_of_few_labels_each_are_added_up_until_they_are_enough() -> None:
+    one = np.diag([1, 0, 1, 1])
+    one[1, 2] = 1
+    issue = issues_of(run_of([one] * 150).records, specs=CONFUSION)[0]
+    assert issue.reason.startswith("100 % of class 1 are predicted as class 2")
+
+
 def test_a_class_taken_for_many_others() -> None:
     spread = good(6, 0.95)
     spread[4] = np.array([0.2, 0.2, 0.2, 0.2, 0.0, 0.2]) / 6

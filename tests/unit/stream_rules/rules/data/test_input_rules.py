@@ -121,6 +121,11 @@ def test_a_text_that_is_mostly_padding() -> None:
     assert found[0].reason.startswith("token 0 is 70 % of the text")
 
 
+def test_texts_of_few_tokens_are_added_up_until_they_are_enough() -> None:
+    (issue,) = issues_of(text([{"0": 9, "1": 1}] * 150).records, specs=TOKENS)
+    assert issue.subject.name == "token 0"
+
+
 def test_each_listed_token_has_its_limit() -> None:
     specs = only("nlp_sequence_ratio", token_values=[17, 5], token_thresholds_percent=[50.0, 2.5])
     (issue,) = issues_of(text([PLAIN] * 3).records, specs=specs)
