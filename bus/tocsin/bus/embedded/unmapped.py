@@ -128,6 +128,10 @@ class Child:
                     future.set_exception(BusUnavailable("the process that reads the bus has ended"))
 
 
+_Polled = tuple[Sequence[Record], Mapping[Partition, int]]
+"""Records, and where the next poll goes on."""
+
+
 class UnmappedReader:
     """A reader in the child; its places are known here, so that another child can go on."""
 
@@ -135,19 +139,20 @@ class UnmappedReader:
         self.number: Final = number
         self.places: dict[Partition, From] = dict(start)
         self._bus = bus
-        self._polling: asyncio.Future[Sequence[Record]] | None = None
+        self._polling: asyncio.Future[_Polled] | None = None
 
     async def poll(self, *, timeout_s: float, max_records: int = 500) -> Sequence[Record]:
         """The next records, in order per partition; empty when none came within `timeout_s`."""
         if self._polling is None:
-            call = self._bus.call("poll", self.number, timeout_s, max_records)
+            places = tuple(self.places)
+            call = self._bus.call("poll", self.number, places, timeout_s, max_records)
             self._polling = asyncio.ensure_future(call)
         # If this is cancelled, what the child has read by then is for the next poll.
         await asyncio.wait({self._polling})
         polling, self._polling = self._polling, None
-        records = polling.result()
-        for record in records:
-            self.places[record.partition] = From.offset(record.offset + 1)
+        records, positions = polling.result()
+        # Past holes, too: what was deleted at the end of a partition comes in no record.
+        self.places |= {each: From.offset(offset) for each, offset in positions.items()}
         return records
 
     async def seek(self, partition: Partition, start: From) -> None:
@@ -310,8 +315,12 @@ class _Server:
                 await reader.seek(partition, EARLIEST)
         return {each: From.offset(await reader.position(each)) for each in start}
 
-    async def poll(self, number: int, timeout_s: float, max_records: int) -> Sequence[Record]:
-        return await self._readers[number].poll(timeout_s=timeout_s, max_records=max_records)
+    async def poll(
+        self, number: int, places: Sequence[Partition], timeout_s: float, max_records: int
+    ) -> _Polled:
+        reader = self._readers[number]
+        records = await reader.poll(timeout_s=timeout_s, max_records=max_records)
+        return records, {each: await reader.position(each) for each in places}
 
     async def seek(self, number: int, partition: Partition, start: From) -> int:
         await self._readers[number].seek(partition, start)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.waiting import SOON_S
+from support.waiting import HANGS_S, SOON_S
 from tocsin.bus.embedded import unmapped
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.embedded.unmapped import UnmappedBus
@@ -24,6 +24,8 @@ from tocsin.bus.port import (
     Record,
     UnusableBus,
 )
+from tocsin.bus.reading import read_to_end
+from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.topics import Topics
 
 TOPICS = Topics("tocsin")
@@ -123,6 +125,23 @@ async def test_a_poll_that_is_given_up_loses_no_record(tmp_path: Path) -> None:
         await (await bus.producer()).publish([record(1)])
         assert await reader.position(CONTROL) == 0
         assert await read(reader, 1) == [b"1"]
+
+
+async def test_what_was_deleted_at_the_end_is_not_waited_for(tmp_path: Path) -> None:
+    path, long_ago_ms = tmp_path / "bus.db", unix_ms() - 30 * 86_400_000
+    async with EmbeddedBus(path, clock=lambda: long_ago_ms) as old:
+        await old.init(TOPICS.specs())
+        producer = await old.producer()
+        await producer.publish([record(1), Outgoing(CONTROL, b"2", None)])
+    async with EmbeddedBus(path) as now:
+        assert (await now.maintain(1_000)).compacted == 1
+    async with UnmappedBus(path) as bus:
+        reader = await bus.reader({CONTROL: EARLIEST})
+        ends = await reader.ends([CONTROL])
+        async with asyncio.timeout(HANGS_S):
+            values = [one.value async for records in read_to_end(reader, ends) for one in records]
+        assert values == [b"1"]
+        assert await reader.position(CONTROL) == ends[CONTROL] == 2
 
 
 async def test_a_successor_that_finds_another_file_begins_at_its_begin(tmp_path: Path) -> None:
