@@ -312,13 +312,14 @@ class KafkaReader:
     async def poll(self, *, timeout_s: float, max_records: int = 500) -> Sequence[Record]:
         """The next records, in order per partition; empty when none came within `timeout_s`."""
         self._check_open()
+        # aiokafka does not suspend while it has records, and it has megabytes of each partition:
+        # whoever reads them all would keep the loop for seconds, without the heartbeats of groups.
+        # Behind `getmany` a cancellation would lose what that has returned.
+        await asyncio.sleep(0)
         with translated("reading"):
             batches = await self._client.getmany(
                 timeout_ms=max(0, int(timeout_s * 1_000)), max_records=max_records
             )
-        # aiokafka does not suspend while it has records, and it has megabytes of each partition:
-        # whoever reads them all would keep the loop for seconds, without the heartbeats of groups.
-        await asyncio.sleep(0)
         return flattened(batches)
 
     async def seek(self, partition: Partition, start: From) -> None:
