@@ -29,6 +29,10 @@ A Kafka batch of one incompressible record of 2 MiB adds about 150.
 """
 
 
+MAX_POLL_BYTES: Final = 32 * 1024 * 1024
+"""Of an embedded bus: a poll ends with the record whose value exceeds this, added up."""
+
+
 class Partition(NamedTuple):
     """One partition of one topic."""
 

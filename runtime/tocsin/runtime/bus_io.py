@@ -12,6 +12,7 @@ from typing import Final, Protocol, TypeVar
 
 from tocsin.bus.port import (
     EARLIEST,
+    MAX_POLL_BYTES,
     AssignmentListener,
     Bus,
     BusUnavailable,
@@ -161,9 +162,11 @@ class Wiring:
             if (failed := task.exception()) is not None:
                 error = error or failed
             elif name == "input":
+                records = task.result()
+                size = sum(len(record.value or b"") for record in records)
                 self.polled = True
-                self._emptied |= len(task.result()) < self._max_records
-                self.records += task.result()
+                self._emptied |= len(records) < self._max_records and size < MAX_POLL_BYTES
+                self.records += records
             else:
                 self._followed += task.result()
         if error is not None:

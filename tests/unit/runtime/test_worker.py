@@ -29,6 +29,7 @@ from tocsin.bus.port import (
     Record,
     record_size,
 )
+from tocsin.runtime import bus_io
 from tocsin.runtime import metrics as names
 from tocsin.runtime.bus_clock import SETTLING_MS
 from tocsin.runtime.dead_letters import DeadLetterLimits, TooManyDeadLetters
@@ -276,6 +277,35 @@ async def test_a_partition_that_waits_for_its_turn_does_not_end_the_worker(
         await send(bus, "run-1", numbers(1, 2, 3))
         await looks(worker, task, clock, 2 + STUCK_MS // CHECK_INTERVAL_MS)
         assert not task.done()
+
+
+@pytest.mark.usefixtures("short_polls")
+async def test_a_poll_that_is_full_of_bytes_has_not_returned_all(
+    bus: EmbeddedBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy, offsets = Partition(TOPICS.telemetry, telemetry_partition("run-2")), itertools.count()
+    monkeypatch.setattr(bus_io, "MAX_POLL_BYTES", 100)
+
+    async def large(self: EmbeddedReader, max_records: int) -> Sequence[Record]:
+        await asyncio.sleep(0.001)
+        self._bell.touch()  # there is more
+        return [Record(busy, next(offsets), 0, b"run-2", bytes(100))]
+
+    clock = FakeClock()
+    worker = make(bus, Passive(TOPICS), clock=clock)
+    async with running(worker) as task:
+        await worker.ready.wait()
+        monkeypatch.setattr(EmbeddedReader, "_fetch", large)
+        await send(bus, "run-1", numbers(1, 2, 3))
+        await looks(worker, task, clock, 2 + STUCK_MS // CHECK_INTERVAL_MS)
+        assert not task.done()
+
+
+class Passive(FoldService):
+    """Takes in whatever comes."""
+
+    def apply(self, records: Sequence[Record], tick: Tick) -> Sequence[Poison]:
+        return ()
 
 
 class Hanging(FoldService):

@@ -16,13 +16,21 @@ from functools import lru_cache
 from typing import Final
 
 from tocsin.bus.embedded.tables import TopicCatalogue, transaction
-from tocsin.bus.port import FEW_HEADERS, From, Headers, Outgoing, Partition, Record, record_size
+from tocsin.bus.port import (
+    FEW_HEADERS,
+    MAX_POLL_BYTES,
+    From,
+    Headers,
+    Outgoing,
+    Partition,
+    Record,
+    record_size,
+)
 from tocsin.schemas.errors import RecordTooLarge
 
 COMPACTION_LAG_MS: Final = 60_000
 """A replaced record stays this long, so that a reader close to the end sees each change."""
 
-MAX_POLL_BYTES: Final = 32 * 1024 * 1024
 
 _OFFSET_BITS: Final = 40
 _OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
