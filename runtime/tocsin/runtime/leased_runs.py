@@ -17,6 +17,10 @@ ASK_MS: Final = 2_000
 MOST_ANSWERS: Final = 10_000
 """So many of them are kept."""
 
+SERVED_MS: Final = 2 * 86_400_000
+"""A run of which no record came for so long is served no more: services keep one for a day after
+its end."""
+
 
 @dataclass(frozen=True, slots=True)
 class HoldLimit:
@@ -40,7 +44,9 @@ class SkippedRuns:
         self._answers: dict[bytes, tuple[int, bool]] = {}
         self._limit = limit
         self._records: dict[bytes, deque[Record]] = {}
-        self._served: dict[bytes, Partition] = {}
+        # With the time of its last record, oldest first.
+        self._served: dict[bytes, tuple[Partition, int]] = {}
+        self._now_ms = 0
         self._size = 0
 
     async def refresh(
@@ -50,6 +56,8 @@ class SkippedRuns:
         unless that was done just now. The runs that were served here and are another's now."""
         if self._skip is None:
             return frozenset()
+        self._now_ms = now_ms
+        self._forget_served()
         asked = {*runs, *self._records}
         for run in asked.union(self._served if served else ()):
             asked_ms, _ = self._answers.get(run, (-ASK_MS, False))
@@ -69,7 +77,7 @@ class SkippedRuns:
         if self._skip is None:
             return False
         if not self._answers.get(record.key, (0, False))[1]:
-            self._served[record.key] = record.partition
+            self._serve(record)
             return False
         if self._hold:
             self._records.setdefault(record.key, deque()).append(record)
@@ -82,7 +90,8 @@ class SkippedRuns:
         """The records of the runs that nobody serves any more, in order per run."""
         free = [run for run in self._records if not self._answers[run][1]]
         records = [record for run in free for record in self._records.pop(run)]
-        self._served.update((record.key, record.partition) for record in records)
+        for record in records:
+            self._serve(record)
         self._size -= sum(map(_size, records))
         return records
 
@@ -101,13 +110,28 @@ class SkippedRuns:
             run: rows for run, rows in self._records.items() if rows[0].partition not in partitions
         }
         self._size = sum(_size(record) for rows in self._records.values() for record in rows)
-        self._served = {run: at for run, at in self._served.items() if at not in partitions}
+        self._served = {
+            run: (at, heard_ms)
+            for run, (at, heard_ms) in self._served.items()
+            if at not in partitions
+        }
 
     def clear(self) -> None:
         """Drop all records."""
         self._records.clear()
         self._served.clear()
         self._size = 0
+
+    def _serve(self, record: Record) -> None:
+        self._served.pop(record.key, None)
+        self._served[record.key] = record.partition, self._now_ms
+
+    def _forget_served(self) -> None:
+        while self._served:
+            run, (_, heard_ms) = next(iter(self._served.items()))
+            if heard_ms > self._now_ms - SERVED_MS:
+                return
+            del self._served[run]
 
     def _trim(self, newest: Record, limit: HoldLimit) -> None:
         rows = self._records[newest.key]

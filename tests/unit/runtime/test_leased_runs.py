@@ -6,7 +6,7 @@ import pytest
 
 from tocsin.bus.port import Partition, Record
 from tocsin.runtime import leased_runs
-from tocsin.runtime.leased_runs import ASK_MS, HoldLimit, SkippedRuns
+from tocsin.runtime.leased_runs import ASK_MS, SERVED_MS, HoldLimit, SkippedRuns
 
 P0 = Partition("t", 0)
 
@@ -68,3 +68,20 @@ async def test_more_runs_than_are_remembered_are_still_skipped(
     runs = SkippedRuns(skip, hold=False)
     await runs.refresh([b"r", b"s", b"t"], 0)
     assert all(runs.skips(at(offset, 0, run)) for offset, run in enumerate((b"r", b"s", b"t")))
+
+
+async def test_a_run_that_is_silent_for_days_is_not_asked_about_any_more() -> None:
+    asked: list[str] = []
+
+    async def skip(run: str) -> bool:
+        asked.append(run)
+        return False
+
+    runs = SkippedRuns(skip, hold=True)
+    await runs.refresh([b"r"], 0)
+    assert not runs.skips(at(0, 0))
+    await runs.refresh([b"s"], SERVED_MS - 1)
+    assert not runs.skips(at(1, 0, b"s"))
+    asked.clear()
+    await runs.refresh([], SERVED_MS + ASK_MS, served=True)
+    assert asked == ["s"]
