@@ -225,6 +225,30 @@ async def test_maintenance_works_in_slices_and_gives_space_back(world: World, pa
     assert len(content(path)) < 10_000_000
 
 
+async def test_what_nobody_replaces_for_long_is_dropped_from_a_compacted_topic_too(
+    world: World, path: Path
+) -> None:
+    now_ms = [1_800_000_000_000]
+    spec = world.spec(cleanup="compact", retention_ms=1_000_000)
+    place = Partition(spec.name, 0)
+    async with EmbeddedBus(path, clock=lambda: now_ms[0]) as bus:
+        await bus.init([spec])
+        producer = await bus.producer()
+        await producer.publish([record(place, b"left"), record(place, b"renewed", b"1")])
+        now_ms[0] += 600_000
+        await producer.publish([record(place, b"renewed", b"2")])
+        now_ms[0] += 600_000
+        await bus.maintain(1_000)
+        assert await all_values(bus, place) == {b"renewed": [b"2"]}
+        await producer.publish([record(place, b"left", b"3")])
+        now_ms[0] += 600_000
+        await bus.maintain(1_000)
+        assert await all_values(bus, place) == {b"left": [b"3"]}
+    db = sqlite3.connect(path)
+    assert db.execute("SELECT key FROM newest").fetchall() == [(b"left",)]
+    db.close()
+
+
 async def test_space_that_a_reader_held_up_is_given_back_on_an_idle_bus(
     world: World, path: Path
 ) -> None:

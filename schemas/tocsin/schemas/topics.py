@@ -25,6 +25,13 @@ ALL_RUNS: Final = "_all"
 
 _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 24 * _HOUR_MS
+
+STATE_KEEP_MS: Final = 14 * _DAY_MS
+"""How long the states of a run stay after their last change, where nobody deletes them."""
+
+VIEW_KEEP_MS: Final = 30 * _DAY_MS
+"""How long the view of a run stays after its last change, by append time: as long as issues do."""
+
 _PREFIX: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 
 Cleanup = Literal["delete", "compact"]
@@ -32,7 +39,12 @@ Cleanup = Literal["delete", "compact"]
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """What a topic must look like: `retention_ms` is for `delete`, `tombstone_ms` for `compact`."""
+    """What a topic must look like: `retention_ms` is for `delete`, `tombstone_ms` for `compact`.
+
+    A `compact` topic of an embedded bus has `retention_ms`, too: how long a record stays that
+    nobody replaces. There each run has workers of its own, which end with it and leave what they
+    wrote; on Kafka a worker writes tombstones.
+    """
 
     name: str
     partitions: int
@@ -98,8 +110,8 @@ class Topics:
         """All seven, in the order of the way of the data."""
         return (
             TopicSpec(self.telemetry, TELEMETRY_PARTITIONS, "delete", retention_ms=_DAY_MS),
-            TopicSpec(self.state, TELEMETRY_PARTITIONS, "compact"),
-            TopicSpec(self.runs, TELEMETRY_PARTITIONS, "compact"),
+            TopicSpec(self.state, TELEMETRY_PARTITIONS, "compact", retention_ms=STATE_KEEP_MS),
+            TopicSpec(self.runs, TELEMETRY_PARTITIONS, "compact", retention_ms=VIEW_KEEP_MS),
             TopicSpec(self.issues, ISSUE_PARTITIONS, "delete", retention_ms=30 * _DAY_MS),
             TopicSpec(self.actions, ISSUE_PARTITIONS, "compact"),
             TopicSpec(self.control, ISSUE_PARTITIONS, "compact", tombstone_ms=7 * _DAY_MS),

@@ -387,6 +387,7 @@ class RulesService(Service):
                 written.append(self._view(number, run, state.next_offset, state.clock_ms))
                 run.dirty, run.urgent = run.waits(state.next_offset), False
                 self.engine.reschedule(number, run.state.run_id)
+        self._saved.drop_outdated()
         self._accounts.publish()
         by_rule, by_kind, by_tier = self._times.drain()
         for rule, seconds in by_rule.items():

@@ -16,9 +16,15 @@ from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.schemas.records.stops.commands import StopExited
 from tocsin.schemas.records.wire import decode, read_meta
-from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
-from tocsin.stream_rules.engine.published_views import VIEW_KEEP_MS
+from tocsin.schemas.topics import (
+    STATE_KEEP_MS,
+    VIEW_KEEP_MS,
+    Topics,
+    issue_partition,
+    telemetry_partition,
+)
 from tocsin.stream_rules.engine.run import KEEP_MS
+from tocsin.stream_rules.engine.saved_states import SavedStates
 from tocsin.stream_rules.service import AT_ONCE, RulesService, build_rules_service
 from tocsin.stream_rules.testing import RunBuilder
 
@@ -344,6 +350,26 @@ def test_a_view_that_nobody_has_renewed_for_long_is_taken_away() -> None:
     rules.apply([Record(where, 4, run.now_ms, b"made", b"v")], tick(run))
     assert list(rules.snapshots(force=False)) == [Outgoing(where, b"old", None)]
     assert list(rules.snapshots(force=False)) == []
+
+
+def test_states_that_nobody_has_renewed_for_long_are_forgotten() -> None:
+    states = SavedStates()
+
+    def state(number: int, offset: int, append_ms: int, run_id: str) -> Record:
+        where, key = Partition(TOPICS.state, number), f"{run_id}/rule".encode()
+        value = Snapshot(
+            run_id=run_id, incarnation="i", rule="rule", rule_version=1, next_offset=offset,
+            payload=b"",
+        ).encode()  # fmt: skip
+        return Record(where, offset, append_ms, key, value)
+
+    for number, offset, append_ms, run_id in (
+        (1, 0, 5, "old"), (1, 1, 6, "renewed"), (2, 0, 7, "another"),
+        (1, 2, 6 + STATE_KEEP_MS, "renewed"), (2, 1, 8, "kept"),
+    ):  # fmt: skip
+        states.apply(number, state(number, offset, append_ms, run_id))
+    states.drop_outdated()
+    assert [states.runs(1), states.runs(2)] == [["renewed"], ["another", "kept"]]
 
 
 def test_where_another_served_a_run_and_died_its_newest_state_is_gone_on_with() -> None:

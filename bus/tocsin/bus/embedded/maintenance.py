@@ -93,15 +93,15 @@ def _work(db: sqlite3.Connection, budget: _Budget, now_ms: int) -> Maintenance:
 
 
 def _expire(db: sqlite3.Connection, budget: _Budget, now_ms: int) -> tuple[int, bool]:
-    """Drop what is older than its topic's retention: from the front of each partition."""
+    """Drop what is older than its topic's retention: from the front of each partition. Of a
+    compacted topic that is what nobody has replaced for so long."""
     count = 0
     aging = db.execute(
-        "SELECT partitions.id, topics.retention_ms FROM partitions"
+        "SELECT partitions.id, topics.retention_ms, topics.cleanup = 'compact' FROM partitions"
         " JOIN topics ON topics.name = partitions.topic"
-        " WHERE topics.cleanup = 'delete' AND topics.retention_ms IS NOT NULL"
-        " AND partitions.records > 0"
+        " WHERE topics.retention_ms IS NOT NULL AND partitions.records > 0"
     ).fetchall()
-    for number, retention_ms in aging:
+    for number, retention_ms, compacted in aging:
         low, high = record_range(number)
         while True:
             with transaction(db, write=False):
@@ -114,7 +114,7 @@ def _expire(db: sqlite3.Connection, budget: _Budget, now_ms: int) -> tuple[int, 
             if not old:
                 break
             with budget.slice(), transaction(db, write=True):
-                _delete(db, old)
+                _delete(db, old, stood=bool(compacted))
             count += len(old)
             if budget.spent():
                 return count, False
@@ -183,7 +183,8 @@ def _has_expired(db: sqlite3.Connection, number: int, next_offset: int) -> bool:
     return row is not None
 
 
-def _delete(db: sqlite3.Connection, ids: list[int]) -> None:
+def _delete(db: sqlite3.Connection, ids: list[int], *, stood: bool = False) -> None:
+    """Delete records; `stood`: each may have stood for its key until now, as a tombstone does."""
     for row_id in ids:
         number, _ = split_id(row_id)
         row = db.execute(
@@ -195,8 +196,7 @@ def _delete(db: sqlite3.Connection, ids: list[int]) -> None:
             continue
         key, size, tombstone = row
         db.execute("DELETE FROM records WHERE id = ?", (row_id,))
-        if tombstone:
-            # It stood for its key until now.
+        if tombstone or stood:
             db.execute(
                 "DELETE FROM newest WHERE partition = ? AND key = ? AND id = ?",
                 (number, key, row_id),

@@ -6,9 +6,7 @@ from collections.abc import Collection
 from typing import Final
 
 from tocsin.bus.port import Outgoing, Partition, Record
-
-VIEW_KEEP_MS: Final = 30 * 86_400_000
-"""How long the view of a run stays after its last change, by append time: as long as issues do."""
+from tocsin.schemas.topics import VIEW_KEEP_MS
 
 
 class PublishedViews:
