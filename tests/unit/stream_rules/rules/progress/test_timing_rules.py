@@ -110,14 +110,17 @@ def test_slower_steps_of_a_loader_are_named_with_the_step_that_began_it() -> Non
 
 
 @pytest.mark.parametrize(
-    "params",
-    [{"warmup_steps": 4000}, {"block": 1, "warmup_steps": 300}, {"for_steps": 2500}],
-    ids=str,
+    "specs",
+    [
+        only("throughput_regression", warmup_steps=4000),
+        only("throughput_regression", block=1, warmup_steps=300),
+        only("throughput_regression", for_steps=2500),
+    ],
+    ids=["warmup_steps", "block", "for_steps"],
 )
-def test_long_times_are_waited_for_and_no_longer(params: dict[str, int]) -> None:
+def test_long_times_are_waited_for_and_no_longer(specs: tuple[RuleSpec, ...]) -> None:
     made = loop(8000)
     made.wait[5000:] += 0.020
-    specs = only("throughput_regression", **params)
     issue = assert_fires(made.run(per_frame=50).records, "throughput_regression", specs=specs)
     assert issue.first_step is not None
     assert 4990 <= issue.first_step <= 5020
