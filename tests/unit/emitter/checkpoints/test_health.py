@@ -129,6 +129,17 @@ def test_all_files_of_a_folder_are_read(tmp_path: Path) -> None:
     assert found.nonfinite == ["linear1.weight"]
 
 
+def test_a_best_score_that_there_is_not_yet_is_healthy(tmp_path: Path) -> None:
+    path, kept = tmp_path / "a.ckpt", {"kth_value": torch.tensor(INF), "past": torch.tensor([INF])}
+    state = {"w": torch.ones(2, 2)}
+    torch.save({"state_dict": state, "callbacks": {"M{'mode': 'min'}": kept}}, path)
+    assert health(path).nonfinite_tensors == 0
+    torch.save({"state_dict": state, "best": torch.tensor(INF)}, path)
+    assert health(path).nonfinite_tensors == 0
+    torch.save({"state_dict": state | {"scale": torch.tensor(float("nan"))}}, path)
+    assert health(path).nonfinite == ["state_dict.scale"]
+
+
 def test_a_mask_of_minus_infinity_is_healthy(tmp_path: Path) -> None:
     mask = torch.triu(torch.full((4, 4), -INF), 1)
     names = {"mask": mask, "half": mask.half(), "brain": mask.bfloat16(), "weight": torch.ones(2)}
