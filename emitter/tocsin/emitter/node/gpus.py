@@ -40,6 +40,11 @@ _Read = Callable[[Any, Any], Mapping[str, float]]
 """Asks NVML about a device: the module and the handle in, columns without `gpu.N.` out."""
 
 
+def _memory(nvml: Any, device: Any) -> Mapping[str, float]:
+    memory = nvml.nvmlDeviceGetMemoryInfo(device)
+    return {"memory_used_bytes": memory.used, "memory_total_bytes": memory.total}
+
+
 def _rates(nvml: Any, device: Any) -> Mapping[str, float]:
     rates = nvml.nvmlDeviceGetUtilizationRates(device)
     return {"utilization_percent": rates.gpu, "memory_utilization_percent": rates.memory}
@@ -60,6 +65,7 @@ def _remapped(nvml: Any, device: Any) -> Mapping[str, float]:
 
 
 _OFTEN: Final[tuple[_Read, ...]] = (
+    _memory,
     _rates,
     lambda nvml, device: {
         "temperature_celsius": nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU)
@@ -177,17 +183,10 @@ class Gpus:
                     if hasattr(pynvml, name)
                 ),
             )
-            handles = {
-                n: pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())
-            }
+            count = pynvml.nvmlDeviceGetCount()
             self._nvml = pynvml
-            for n, handle in handles.items():
-                with contextlib.suppress(*self._unsupported):
-                    self.uuids = {**self.uuids, n: _text(pynvml.nvmlDeviceGetUUID(handle))}
-                with contextlib.suppress(*self._unsupported):
-                    place = bus_place(_text(pynvml.nvmlDeviceGetPciInfo(handle).busId))
-                    self.places = {**self.places, place: n}
-            self._handles = handles
+            for n in range(count):
+                self._add(n)
         # The isolation of a probe, as above.
         except Exception as error:
             # No driver is what most machines without a GPU have: nothing to report.
@@ -198,21 +197,37 @@ class Gpus:
             ):
                 self._report(f"GPUs are not sampled: {error}")
 
+    def _add(self, n: int) -> None:
+        nvml = self._nvml
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(n)
+        # The isolation of a probe: one that has fallen off the bus is no reason to miss the others.
+        except Exception as error:
+            self._report(f"GPU {n} is not sampled: {error}")
+            return
+        with contextlib.suppress(Exception):
+            self.uuids = {**self.uuids, n: _text(nvml.nvmlDeviceGetUUID(handle))}
+        with contextlib.suppress(Exception):
+            place = bus_place(_text(nvml.nvmlDeviceGetPciInfo(handle).busId))
+            self.places = {**self.places, place: n}
+        self._handles[n] = handle
+
     def _read(self, n: int, device: Any, *, rarely: bool) -> Sample:
-        memory = self._nvml.nvmlDeviceGetMemoryInfo(device)
-        found: Sample = {
-            "memory_used_bytes": float(memory.used),
-            "memory_total_bytes": float(memory.total),
-        }
-        found.update(self._ask(n, device, _OFTEN))
+        found, failed = self._ask(n, device, _OFTEN)
+        if failed and not found:
+            # Not a reading that this model lacks: the device does not answer.
+            raise failed[0]
         if rarely or n not in self._kept:
-            self._kept[n] = self._ask(n, device, _SELDOM)
+            self._kept[n], _ = self._ask(n, device, _SELDOM)
         found.update(self._kept[n])
         return found
 
-    def _ask(self, n: int, device: Any, reads: tuple[_Read, ...]) -> Sample:
+    def _ask(
+        self, n: int, device: Any, reads: tuple[_Read, ...]
+    ) -> tuple[Sample, list[Exception]]:
         """What there is of these differs by model, by virtualisation and by driver."""
         found: Sample = {}
+        failed: dict[_Read, Exception] = {}
         for read in reads:
             if (n, read) in self._lacks:
                 continue
@@ -223,13 +238,19 @@ class Gpus:
                 continue
             # The isolation of a probe: where one fails, others of the same device answer.
             except Exception as error:
-                failed = self._troubles[n, read] = self._troubles.get((n, read), 0) + 1
-                if failed == FAILURES:
-                    self._lacks.add((n, read))
-                    self._report(f"GPU {n}: one of its readings is left out from now on: {error}")
+                failed[read] = error
                 continue
             found.update((name, float(value)) for name, value in columns.items())
-        return found
+        if found:
+            for read, error in failed.items():
+                self._count_failure(n, read, error)
+        return found, list(failed.values())
+
+    def _count_failure(self, n: int, read: _Read, error: Exception) -> None:
+        failed = self._troubles[n, read] = self._troubles.get((n, read), 0) + 1
+        if failed == FAILURES:
+            self._lacks.add((n, read))
+            self._report(f"GPU {n}: one of its readings is left out from now on: {error}")
 
     def _processes(self, n: int, device: Any) -> Mapping[int, int]:
         try:

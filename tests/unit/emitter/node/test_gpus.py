@@ -133,15 +133,45 @@ def test_what_is_not_supported_is_left_out_and_not_asked_again(
 
 
 def test_a_gpu_that_falls_off_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(handle: object) -> None:
+    def lost(*_: object) -> None:
         raise OSError("GPU is lost")
 
-    fake_nvml(monkeypatch, nvmlDeviceGetMemoryInfo=lost)
+    names = ("MemoryInfo", "UtilizationRates", "Temperature", "PowerUsage", "ClockInfo")
+    fake_nvml(monkeypatch, **{f"nvmlDeviceGet{name}": lost for name in names})
     told: list[str] = []
     gpus = Gpus(report=told.append)
     for _ in range(FAILURES + 5):
         assert gpus.read(1.0) == {}
     assert told == ["GPU 0 is not sampled any more: GPU is lost"]
+
+
+def test_a_gpu_that_was_lost_before_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def handle(n: int) -> int:
+        if n == 1:
+            raise OSError("GPU is lost")
+        return n
+
+    fake_nvml(
+        monkeypatch, nvmlDeviceGetCount=lambda: 3, nvmlDeviceGetHandleByIndex=handle
+    )  # fmt: skip
+    told: list[str] = []
+    found = Gpus(report=told.append).read(1.0)
+    assert {name.split(".")[1] for name in found} == {"0", "2"}
+    assert told == ["GPU 1 is not sampled: GPU is lost"]
+
+
+def test_a_gpu_that_cannot_tell_its_memory_tells_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shared(handle: object) -> None:
+        raise NotSupported
+
+    fake_nvml(monkeypatch, nvmlDeviceGetMemoryInfo=shared)
+    told: list[str] = []
+    gpus = Gpus(report=told.append)
+    for _ in range(FAILURES + 1):
+        found = gpus.read(1.0)
+    assert found["gpu.0.temperature_celsius"] == 61
+    assert "gpu.0.memory_used_bytes" not in found
+    assert told == []
 
 
 def test_a_reading_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
