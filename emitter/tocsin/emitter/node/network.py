@@ -75,4 +75,11 @@ class NetworkSamples:
             names = [entry.name for entry in self._devices.iterdir()]
         except OSError:
             return frozenset()
-        return frozenset(name for name in names if (self._devices / name / "device").exists())
+        return frozenset(name for name in names if self._is_counted(name))
+
+    def _is_counted(self, name: str) -> bool:
+        """A real one, but for the part of another real one: the virtual function of a network card
+        is counted by the interface above it, too (Azure, `net_failover`). A bond is none."""
+        entry = self._devices / name
+        real = (entry / "device").exists()
+        return real and not (entry / "master" / "device").exists()

@@ -227,3 +227,19 @@ def test_long_files_are_read_whole(tmp_path: Path) -> None:
     assert ProcFile("/proc/version", size=16).read() == version
     assert ProcFile(tmp_path / "long").number() is None
     assert ProcFile(tmp_path / "none").read() is None
+
+
+@pytest.mark.parametrize(("above", "rate"), [("docker0", 500), ("bond0", 1000)])
+def test_a_virtual_function_is_counted_by_the_interface_above_it(
+    tmp_path: Path, above: str, rate: float
+) -> None:
+    folder = tmp_path / "sys/class/net"
+    for name in ("eth0", "docker0"):
+        (folder / name / "device").mkdir(parents=True)
+    (folder / above).mkdir(exist_ok=True)
+    (folder / "eth0" / "master").symlink_to(folder / above)
+    network = NetworkSamples(tmp_path)
+    write(tmp_path, "proc/net/dev", NET.format(10, 1000, 0))
+    network.read(10.0)
+    write(tmp_path, "proc/net/dev", NET.format(10, 2000, 0))
+    assert network.read(12.0)["network.received_bytes_per_s"] == rate
