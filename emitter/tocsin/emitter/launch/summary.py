@@ -81,7 +81,11 @@ class Summary:
         return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     def write(self, path: Path) -> None:
-        """Write it whole or not at all. Raises OSError."""
+        """Write it whole or not at all; into a device or a pipe as it is. Raises OSError."""
+        path = Path(os.path.realpath(path))
+        if path.exists() and not path.is_file():
+            path.write_text(self.encode(), encoding="utf-8")
+            return
         draft = path.with_name(f".{path.name}-{os.getpid()}")
         try:
             draft.write_text(self.encode(), encoding="utf-8")

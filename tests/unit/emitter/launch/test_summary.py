@@ -1,12 +1,15 @@
 import json
 import math
+import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from support.records.stops import StopSigner
+from support.waiting import HANGS_S
 from tocsin.emitter.launch.messages import end_line, overhead
 from tocsin.emitter.launch.summary import StopFigures, Summary, decide_end
 from tocsin.schemas.compute import Compute
@@ -59,6 +62,25 @@ def issue() -> IssueFiring:
         first_rank=1,
         evidence=Evidence(facts=(Fact(name="nans", value=math.nan),)),
     )
+
+
+def test_it_is_written_into_a_pipe_and_through_a_link(tmp_path: Path) -> None:
+    summary = Summary(
+        run_id="r1", outcome="completed", exit_code=0, steps=1, judged_steps=1, duration_s=1.0,
+        rules={},
+    )  # fmt: skip
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "there" / "summary.json"
+    os.mkfifo(pipe)
+    target.parent.mkdir()
+    link.symlink_to(target)
+    with ThreadPoolExecutor(1) as pool:
+        arrived = pool.submit(pipe.read_text)
+        summary.write(pipe)
+        assert json.loads(arrived.result(HANGS_S))["run_id"] == "r1"
+    summary.write(link)
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    assert json.loads(target.read_text())["run_id"] == "r1"
 
 
 def test_the_summary_is_as_contracted(tmp_path: Path) -> None:
