@@ -26,6 +26,13 @@ _SECRET_NAME: Final = re.compile(
 _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _URL: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://)([^/@\s]+)@")
 _QUERY: Final = re.compile(r"([?&;]([A-Za-z0-9_.-]+)=)([^&;#\s]+)")
+_SIGNATURE: Final = re.compile(r"sig|.*signature", re.IGNORECASE)
+"""Parameters of signed URLs: whoever has the signature may do what it was made for."""
+
+_SECRET_PATH: Final = re.compile(
+    r"(https?://(?:hooks\.slack\.com/services/|(?:\w+\.)?discord(?:app)?\.com/api/webhooks/"
+    r"|api\.telegram\.org/bot))[^\s?#]+"
+)
 _ASSIGNMENT: Final = re.compile(r"([+~]*-{0,2}[A-Za-z_][A-Za-z0-9_.\-]*)=(.*)", re.DOTALL)
 _HEADER: Final = re.compile(r"((?:authorization|x-[a-z-]*(?:key|token))\s*:\s*).+", re.I | re.S)
 _KNOWN_TOKEN: Final = re.compile(
@@ -77,9 +84,16 @@ def mask_arguments(arguments: Sequence[str]) -> list[str]:
 def mask_text(text: str) -> str:
     """Mask secrets inside one text: URLs, headers and tokens of well-known services."""
     text = _URL.sub(rf"\1{MASK}@", text)
-    text = _QUERY.sub(lambda m: m[1] + (MASK if is_secret_name(m[2]) else m[3]), text)
+    text = _SECRET_PATH.sub(rf"\1{MASK}", text)
+    text = _QUERY.sub(_masked_parameter, text)
     text = _HEADER.sub(rf"\1{MASK}", text)
     return _KNOWN_TOKEN.sub(MASK, text)
+
+
+def _masked_parameter(found: re.Match[str]) -> str:
+    name = found[2]
+    secret = is_secret_name(name) or _SIGNATURE.fullmatch(name)
+    return found[1] + (MASK if secret else found[3])
 
 
 def is_secret_name(name: str) -> bool:
