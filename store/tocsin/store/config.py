@@ -7,8 +7,8 @@ from typing import Final
 
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.configuration.problems import Problem
-from tocsin.schemas.configuration.store import BUCKETS, KeepConfig
-from tocsin.schemas.configuration.values import format_size
+from tocsin.schemas.configuration.store import KeepConfig
+from tocsin.schemas.configuration.values import BUCKETS, format_size
 
 SMALLEST: Final = 1_000_000
 

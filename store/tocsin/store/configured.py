@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from tocsin.schemas.configuration.store import BUCKETS, StoreConfig
+from tocsin.schemas.configuration.store import StoreConfig
+from tocsin.schemas.configuration.values import BUCKETS
 from tocsin.store.archive.retention import Keep
 from tocsin.store.catalog import Store
 from tocsin.store.errors import UnusableStore

@@ -17,7 +17,15 @@ from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.problems import Loc, Problem, did_you_mean, quoted
 from tocsin.schemas.configuration.sections import Section
 from tocsin.schemas.configuration.validation import expected, parse_model, unknown_key
-from tocsin.schemas.configuration.values import Duration, FilePath, Name, Percent, Size, parse_name
+from tocsin.schemas.configuration.values import (
+    Duration,
+    FilePath,
+    FolderOrBucket,
+    Name,
+    Percent,
+    Size,
+    parse_name,
+)
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.collections import (
     KINDS,
@@ -104,7 +112,7 @@ SAVED_KINDS: Final[tuple[Kind, ...]] = ("gradients", "weights", "biases")
 class FullTensorsConfig(Section):
     """Where tensors that are saved in full go, and how much of them a run may save."""
 
-    url: str | None = Field(default=None, min_length=1, examples=["s3://ml-runs/tocsin"])
+    url: FolderOrBucket | None = Field(default=None, examples=["s3://ml-runs/tocsin"])
     """A folder, or `s3://BUCKET/PREFIX` (also `gs://` and `az://`). Absent: the store."""
     budget: Size = Field(default=1_000_000_000, examples=["20GB"])
     """What a run may save, over all ranks and restarts; beyond it nothing more is saved. Unit: a

@@ -12,25 +12,13 @@ from pydantic import AfterValidator, Field
 from tocsin.schemas.configuration.capture import CaptureConfig
 from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.sections import Section
-from tocsin.schemas.configuration.values import Duration, Size, between
-
-BUCKETS: Final = ("s3://", "gs://", "az://")
+from tocsin.schemas.configuration.values import BUCKETS, Duration, FolderOrBucket, Size, between
 
 # The bus keeps telemetry for a day; what is not in a file by then is lost.
 SHORTEST: Final = timedelta(seconds=1)
 LONGEST: Final = timedelta(hours=6)
 
 Kept = Annotated[int, Field(ge=1, le=10_000_000)]
-
-
-def _url(value: str) -> str:
-    if not value.isprintable() or not value.strip():
-        raise ValueError("expected a folder, or s3://BUCKET/PREFIX (also gs:// and az://)")
-    if "://" in value and not value.startswith(BUCKETS):
-        raise ValueError("expected a folder, or s3://BUCKET/PREFIX (also gs:// and az://)")
-    if "@" in value.partition("://")[2].partition("/")[0]:
-        raise ValueError("credentials do not belong in the URL: they come from the environment")
-    return value
 
 
 def _endpoint(value: str) -> str:
@@ -57,7 +45,7 @@ class StoreConfig(Section):
     enabled: bool = Field(default=True, examples=[False])
     """Whether the helper of `tocsin run` archives runs on an embedded bus. `store: off` means
     `{enabled: false}`."""
-    url: Annotated[str, AfterValidator(_url)] | None = Field(
+    url: FolderOrBucket | None = Field(
         default=None, examples=["s3://ml-runs/tocsin", "/data/tocsin-store"]
     )
     """A folder, or `s3://BUCKET/PREFIX` (also `gs://` and `az://`); credentials come from the

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Final, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, PlainSerializer, PlainValidator, WithJsonSchema
 
 T = TypeVar("T")
 
@@ -28,6 +28,9 @@ _DURATION_UNITS: Final = {
 }
 _SIZE: Final = re.compile(_NUMBER + r"(B|kB|MB|GB|TB)")
 _SIZE_UNITS: Final = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+BUCKETS: Final = ("s3://", "gs://", "az://")
+"""How URLs of object stores begin."""
+
 _PERCENT: Final = re.compile(_NUMBER + "%")
 _MAX_DURATION: Final = timedelta(days=3650)
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
@@ -183,6 +186,19 @@ def parse_http_url(value: object) -> str:
     raise ValueError("expected a URL like https://hooks.example.com/ml, or {secret: NAME}")
 
 
+def parse_folder_or_bucket(value: str) -> str:
+    """Read a folder or the URL of a bucket, without credentials. Raises ValueError."""
+    if (
+        not value.isprintable()
+        or not value.strip()
+        or ("://" in value and not value.startswith(BUCKETS))
+    ):
+        raise ValueError("expected a folder, or s3://BUCKET/PREFIX (also gs:// and az://)")
+    if "@" in value.partition("://")[2].partition("/")[0]:
+        raise ValueError("credentials do not belong in the URL: they come from the environment")
+    return value
+
+
 def parse_mail_address(value: object) -> str:
     """A mail address, `name@example.com`, without a display name.
 
@@ -334,3 +350,6 @@ PhoneNumber = Annotated[
     WithJsonSchema(_TEXT | {"pattern": f"^{_PHONE.pattern}$"}),
 ]
 """A phone number, with its country."""
+
+FolderOrBucket = Annotated[str, AfterValidator(parse_folder_or_bucket)]
+"""A folder, or `s3://BUCKET/PREFIX` (also `gs://` and `az://`)."""

@@ -157,6 +157,8 @@ def test_what_says_nothing_changes_nothing() -> None:
         ("{collections: {x: {of: weights, module_types: nn.Linear}}}", 56, "like LayerNorm", None),
         ("{collections: {updates: off}}", 25, "a built-in coll", "another name"),
         ("{collections: {Bad Name: {every: 1}}}", 25, "expected a name", None),
+        ("{full_tensors: {url: 'gcs://bucket/x'}}", 31, "expected a folder, or s3://", None),
+        ("{full_tensors: {url: 's3://KEY:x@b/x'}}", 31, "credentials do not belong", None),
         ("{system: {interval: 50ms}}", 30, "expected an interval of 100ms to 60s", None),
         ("{system: {interval: 2m}}", 30, "expected an interval of 100ms to 60s", None),
         ("{system: {intervall: 1s}}", 20, "unknown key 'intervall'", "interval"),
