@@ -8,6 +8,7 @@ can mean nothing but this page are served. A number cannot be rebound.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
@@ -15,6 +16,8 @@ from typing import Final
 from tocsin.schemas.errors import ConfigurationError
 
 DEFAULT: Final = "127.0.0.1:8470"
+
+_HOST: Final = re.compile(r"(?:\[([^\]]*)\]|([^:/\[\]]*))(?::[0-9]*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +60,8 @@ def read_name(text: str) -> str:
 
 def host_of(header: str) -> str:
     """The host in a `Host` header, without its port, in lower case; empty if it has none."""
-    text = header.strip().lower()
-    if text.startswith("["):
-        return text[1:].partition("]")[0]
-    return text.partition(":")[0]
+    found = _HOST.fullmatch(header.strip().lower())
+    return "" if found is None else found[1] or found[2]
 
 
 def may_be_asked_as(header: str, address: Address, names: Collection[str]) -> bool:

@@ -51,7 +51,8 @@ HEADERS: Final = {
 }
 
 CSRF_HEADER: Final = "x-tocsin-csrf"
-OPEN_PATHS: Final = ("/login", "/static/", "/healthz")
+OPEN_PATHS: Final = ("/login", "/healthz")
+OPEN_FOLDER: Final = "/static/"
 """What is served without a session; nothing of it comes from the bus."""
 
 _READING: Final = frozenset({"GET", "HEAD"})
@@ -104,7 +105,7 @@ def refusal_of(method: str, host: str, site: str, origin: str, access: Access) -
     if not may_be_asked_as(host, access.address, access.names):
         return Refusal(
             421,
-            f"This page is not served under the name {host_of(host)[:100]!r}. Use "
+            f"This page is not served under the name {(host_of(host) or host)[:100]!r}. Use "
             f"{access.address.url}, or start it with --host-name.",
         )
     if method in _READING:
@@ -183,7 +184,9 @@ class Guard:
         person = access.person_of(
             headers.get("cookie", ""), headers.get("authorization", ""), unix_ms() / 1000
         )
-        if person is None and not request.url.path.startswith(OPEN_PATHS):
+        # Not that of `request.url`: older versions of starlette read it from the Host header.
+        path = str(scope["path"])
+        if person is None and path not in OPEN_PATHS and not path.startswith(OPEN_FOLDER):
             return await self._login(request)
         scope.setdefault("state", {})["person"] = person
         return self._app

@@ -38,8 +38,8 @@ async def fields_of(request: Request) -> Mapping[str, str]:
 
 def target_of(request: Request) -> str:
     """Path and query, with what was escaped in the path as it was meant."""
-    query = request.url.query
-    return f"{request.url.path}?{query}" if query else request.url.path
+    path, query = str(request.scope["path"]), request.url.query
+    return f"{path}?{query}" if query else path
 
 
 def own_path(text: str) -> str:

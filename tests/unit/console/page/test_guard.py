@@ -119,6 +119,8 @@ def test_a_token_that_others_can_write_is_refused_and_one_they_can_read_is_told(
         ("10.0.0.7:8470", EVERYWHERE, True),
         ("tocsin.example.com", EVERYWHERE, True),
         ("evil.example", EVERYWHERE, False),
+        ("tocsin.example.com:8470/static/", EVERYWHERE, False),
+        ("127.0.0.1:1/login", HERE, False),
     ],
 )
 def test_the_name_in_the_request_is_one_of_ours(host: str, address: Address, good: bool) -> None:
