@@ -91,7 +91,7 @@ def change_of(
     if ratio:
         logs = (np.log(np.maximum(a, min(x) / 1e6)), np.log(np.maximum(b, min(y) / 1e6)))
         low, high = _bounds(np.log(x), np.log(y), logs, worth)
-        low, high = math.expm1(low), math.expm1(high)
+        low, high = _ratio(low), _ratio(high)
         middle = math.exp(float(np.log(x).mean())), math.exp(float(np.log(y).mean()))
         change = math.expm1(float(np.log(y).mean() - np.log(x).mean()))
     else:
@@ -108,6 +108,13 @@ def change_of(
         values=(int(a.size), int(b.size)),
         batches=(int(x.size), int(y.size)),
     )
+
+
+def _ratio(logarithm: float) -> float:
+    try:
+        return math.expm1(logarithm)
+    except OverflowError:
+        return math.inf
 
 
 def batch_centres(values: Floats, centre: Centre) -> Floats:

@@ -64,7 +64,10 @@ def _configuration(first: RunNumbers, second: RunNumbers) -> Iterator[Difference
 def _program(numbers: RunNumbers) -> Mapping[str, str]:
     events = list(numbers.events())
     started = [one for one in events if isinstance(one, RunStarted)]
-    trainer = next((one for one in started if one.role == "trainer"), None)
+    trainers = [one for one in started if one.role == "trainer"]
+    # Each rank has its own part of the model and of the data, and any may be first on the bus.
+    leading = (one for one in trainers if one.rank == numbers.first_rank)
+    trainer = next(leading, trainers[0] if trainers else None)
     view = numbers.run.view
     found = {
         "command": next((one.command for one in started if one.command), ""),
@@ -122,6 +125,8 @@ def _first_inputs(
 ) -> Mapping[tuple[str, int], Sequence[tuple[str, float]]]:
     found: dict[tuple[str, int], Sequence[tuple[str, float]]] = {}
     for one in numbers.events():
+        if isinstance(one, LayerInputsSeen | LossInputsSeen) and one.rank != numbers.first_rank:
+            continue
         if isinstance(one, LayerInputsSeen):
             what = f"input of {plain_line(one.layer)}"
             found.setdefault(

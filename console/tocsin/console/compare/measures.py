@@ -65,14 +65,14 @@ def measure(first: RunNumbers, second: RunNumbers, name: str) -> Measured | None
         return None if numbers is None else _as_they_are(name, *numbers)
     base, _, last = name.rpartition(".")
     centre: Centre = "median"
-    if base and last in _CENTRES:
+    name_of_series = name
+    values = _time(pair, name) or _scalar(pair, name)
+    if values is None and base and last in _CENTRES:
         name_of_series, centre = base, _CENTRES[last]
-    else:
-        name_of_series = name
-    values = _time(pair, name_of_series) or _scalar(pair, name_of_series)
+        values = _time(pair, base) or _scalar(pair, base)
     if values is None:
         return None
-    why = _not_finite(*values) if name_of_series.startswith("loss") else ""
+    why = _not_finite(name_of_series, *values)
     change = None if why else change_of(*values, centre=centre)
     if change is None and not why:
         counts = " and ".join(f"{np.isfinite(one).sum():,}" for one in values)
@@ -143,8 +143,14 @@ def _single(pair: _Pair, name: str) -> tuple[float, float] | None:
     return None if a is None or b is None else (a, b)
 
 
-def _not_finite(a: Floats, b: Floats) -> str:
-    """Why losses cannot be compared: to leave out what is NaN would flatter the run."""
+def _not_finite(name: str, a: Floats, b: Floats) -> str:
+    """Why losses, and what the user logs, cannot be compared: to leave out what is NaN would
+    flatter the run. Of what is logged both runs may have some: of a class without samples."""
+    logged = name.startswith("log.")
+    if not logged and not name.startswith("loss"):
+        return ""
+    if logged and np.isfinite(a).all() == np.isfinite(b).all():
+        return ""
     for place, values in (("second", b), ("first", a)):
         if gone := int((~np.isfinite(values)).sum()):
             are = "value that is" if gone == 1 else "values that are"

@@ -172,6 +172,20 @@ def test_a_gate_does_not_pass_a_loss_that_is_nan_now_and_then() -> None:
         compare(first, second, [parse("loss > +50%")])
 
 
+def test_a_gate_does_not_pass_what_is_logged_and_has_become_nan() -> None:
+    values = 1 + 0.1 * np.random.default_rng(7).standard_normal(COUNT)
+    first, second = run("a").scalar("log.train", values), run("b")
+    second.scalar("log.train", np.where(np.arange(COUNT) < COUNT - 20, values, np.nan))
+    with pytest.raises(Undecided, match="20 values that are not finite in the second run"):
+        compare(first, second, [parse("log.train > +5%")])
+
+
+def test_a_scalar_may_be_called_like_a_mean() -> None:
+    values = 1 + 0.1 * np.random.default_rng(7).standard_normal(COUNT)
+    first, second = (run(name).scalar("log.lat.p95", values) for name in "ab")
+    assert not compare(first, second, [parse("log.lat.p95 > +5%")]).failed
+
+
 def test_norms_are_compared_over_the_steps_that_both_runs_have() -> None:
     """The second run was captured more often while its norm was high."""
     norms = np.where(np.arange(COUNT) < 100, 1.2, 1.0)
@@ -223,6 +237,17 @@ def test_data_is_compared_by_what_the_first_layer_was_given() -> None:
         )
     (found,) = compare(first, second).differences
     assert found == Difference("data", "mean of the input of conv", "0.5", "0.7", 1)
+
+
+def test_ranks_that_come_in_another_order_are_no_difference() -> None:
+    first, second = run("a"), run("b")
+    for made, ranks in ((first, (0, 1)), (second, (1, 0))):
+        for rank in ranks:
+            fields = {"layer": "conv", "kind": "Conv2d", "step": 1, "values": 9, "minimum": 0,
+                      "maximum": 1, "mean": 0.5 - rank, "std": 0.2, "rank": rank,
+                      "run_id": made.run_id, "incarnation": made.incarnation}  # fmt: skip
+            made.say(LayerInputsSeen.model_validate(fields))
+    assert kinds(first, second) == []
 
 
 def test_another_initialisation_is_told_apart_from_another_gradient() -> None:
