@@ -51,6 +51,8 @@ class StoredRuns:
         self._state = state
         self._changed = changed
         self._known: Mapping[str, StoredRun] = {}
+        # Of the view the runs that came from here: those of the bus it knows better.
+        self._added: set[str] = set()
         self._added_to: WatchState | None = None
 
     @property
@@ -67,16 +69,18 @@ class StoredRuns:
             await asyncio.sleep(max(LIST_S, _PAUSES * took_s))
 
     async def read_once(self) -> None:
-        """Add the runs of the store that are not known, the newest first."""
+        """Add the runs of the store that are not known, or have changed; the newest first."""
         found = await asyncio.to_thread(self._list)
         if self._state() is not self._added_to:
-            self._known = {}
+            self._known, self._added = {}, set()
         self._added_to = state = self._state()
         new = [
             name
             for name, run in found.items()
-            if self._known.get(name) != run and state.view.run(name) is None
+            if self._known.get(name) != run
+            and (state.view.run(name) is None or name in self._added)
         ]
+        self._added.update(new)
         self._known = found
         for start in range(0, len(new), AT_ONCE):
             names = new[start : start + AT_ONCE]
