@@ -73,9 +73,10 @@ def _collection(placed: Placed, collections: dict[str, Section], notes: Notes) -
     if ours == "losses":
         # Losses are captured at every step, in every mode: they cost next to nothing.
         return
-    options = collections.setdefault(ours, {})
+    options: Section = {}
     parameters = placed.inner("CollectionParameters")
-    for key, value in parameters.data.items():
+    # That of a mode is more specific than that of all, whichever comes first.
+    for key, value in sorted(parameters.data.items(), key=lambda item: "." in item[0]):
         mode, _, rest = key.rpartition(".")
         loc: Loc = (*parameters.loc, key)
         if rest not in _SCHEDULE:
@@ -93,6 +94,28 @@ def _collection(placed: Placed, collections: dict[str, Section], notes: Notes) -
             _schedule(modes.setdefault(mode, {}), rest, value, loc, notes)
         else:
             _schedule(options, rest, value, loc, notes)
+    before = collections.get(ours)
+    collections[ours] = options if before is None else _together(before, options)
+
+
+def _together(first: Section, second: Section) -> Section:
+    """The schedule of two collections that are one here: as often as either asks."""
+    if not first or not second:
+        return first or second
+    found = {**first, **second}
+    both = [
+        [one[key] for one in (first, second) if key in one] for key in ("every", "start", "end")
+    ]
+    every, start, end = ([n for n in numbers if isinstance(n, int)] for numbers in both)
+    if every:
+        found["every"] = min(every)
+    for key, numbers, chosen in (("start", start, min), ("end", end, max)):
+        # Of one that has none the first or the last step is captured.
+        if len(numbers) == 2:
+            found[key] = chosen(numbers)
+        else:
+            found.pop(key, None)
+    return found
 
 
 def _schedule(options: Section, key: str, value: Plain, loc: Loc, notes: Notes) -> None:

@@ -7,6 +7,7 @@ libraries write them, a rule with the collections that it asks for.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -16,6 +17,12 @@ from tocsin.schemas.configuration.problems import ConfigProblems, Loc, PlacedPro
 
 NOT_CONVERTED: Final = "not_converted"
 """The code of what is left out."""
+
+_ESCAPES: Final = r"(?<!\\)((?:\\\\)*)"
+_PAIR: Final = re.compile(
+    _ESCAPES + r"(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+)
+_HALF: Final = re.compile(_ESCAPES + r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 _LISTS: Final = (
     "DebugRuleConfigurations",
@@ -101,10 +108,16 @@ def read_json(text: str, source: str) -> Document:
         problem = PlacedProblem(source, line, column, "syntax", f"not valid JSON: {message}", hint)
         raise ConfigProblems([problem], text) from None
     # Within JSON a tab is white space; YAML, which JSON is a part of, is read with places.
-    document = load(text.replace("\t", " "), source=source)
+    document = load(_with_characters(text).replace("\t", " "), source=source)
     if document.problems:
         raise ConfigProblems(document.problems, text)
     return document
+
+
+def _with_characters(text: str) -> str:
+    """JSON writes what is beyond 16 bits as two escaped halves, which YAML refuses."""
+    whole = _PAIR.sub(lambda m: m[1] + json.loads(f'"{m[2]}"'), text)
+    return _HALF.sub(lambda m: m[1] + "\ufffd", whole)
 
 
 def find(document: Document, text: str) -> Found:

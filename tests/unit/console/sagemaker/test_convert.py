@@ -115,6 +115,32 @@ def test_collections_become_capture(name: str) -> None:
     assert found == kept
 
 
+@pytest.mark.parametrize(
+    "collections",
+    [
+        {"gradients": {"train.save_interval": "100", "save_interval": "500"}},
+        {"relu_output": {"save_interval": "100"}, "outputs": {"save_interval": "500"}},
+        {"outputs": {"save_interval": "500"}, "relu_output": {"save_interval": "100"}},
+    ],
+)
+def test_of_several_intervals_the_one_that_was_asked_for_counts(
+    collections: dict[str, dict[str, str]],
+) -> None:
+    listed = [
+        {"CollectionName": name, "CollectionParameters": options}
+        for name, options in collections.items()
+    ]
+    config, _ = converted({**rule("Overfit"), "CollectionConfigurations": listed})
+    assert [one.every for one in config.capture.collections.values()] == [100]  # type: ignore[union-attr]
+
+
+def test_a_character_beyond_sixteen_bits_is_no_mistake() -> None:
+    for text in ("😀", "\ud83d", "\\ud83d"):
+        request = {"DebugRuleConfigurations": [rule("AllZero")], "HyperParameters": {"note": text}}
+        config, _ = converted(request)
+        assert [one.name for one in config.rules] == ["all_zero"]
+
+
 # -- actions
 
 
