@@ -247,6 +247,18 @@ def unwrapped(root: nn.Module) -> list[nn.Module]:
     return inner
 
 
+def own_tensor(module: nn.Module, name: str) -> torch.Tensor | None:
+    """What a module holds under this name, of any shape; None where it has to be computed.
+
+    A parametrized weight is a property: to read it would draw random numbers, or take one more
+    step of the power iteration of a spectral norm.
+    """
+    own = module.__dict__
+    found = (own.get("_parameters") or {}).get(name)
+    found = own.get(name) if found is None else found
+    return found if isinstance(found, torch.Tensor) else None
+
+
 def clean(name: str, root: nn.Module) -> str:
     """A parameter's name without what wrappers put into it."""
     for mark in _MARKS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import shutil
 import threading
@@ -24,6 +25,7 @@ from tocsin.emitter.probes.evaluation_losses import EvaluationLosses
 from tocsin.emitter.process import isolation, run_facts
 from tocsin.emitter.stop import exit_points
 from tocsin.emitter.training import training
+from tocsin.schemas.records.collections import KINDS
 from tocsin.schemas.records.runs import CaptureDegraded, RunEnded
 
 STEPS = 12
@@ -69,6 +71,64 @@ def test_weights_random_numbers_and_losses_are_bit_identical(tmp_path: Path) -> 
         watched = train(tmp_path)
     assert_same(plain, watched)
     assert len(said(tmp_path).steps()) == STEPS
+
+
+class Noisy(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
+    """A parametrization that draws random numbers."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight + 0.01 * torch.randn_like(weight)
+
+
+class Parametrized(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
+    """Weights that are computed when they are read, wherever capture looks for weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.tokens = torch.nn.Embedding(5, 16), torch.nn.Embedding(8, 16)
+        self.frozen = torch.nn.Sequential()
+        for _ in range(4):
+            self.frozen.append(torch.nn.Linear(16, 16))
+        self.attention = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+        self.head = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(16, 8))
+        for module, name in (
+            (self.tokens, "weight"),
+            (self.frozen[3], "weight"),
+            (self.attention, "in_proj_weight"),
+        ):
+            torch.nn.utils.parametrize.register_parametrization(module, name, Noisy())
+        for module in (self.places, self.tokens, self.frozen):
+            module.requires_grad_(requires_grad=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.frozen(self.places(torch.arange(5)) + self.tokens(tokens))
+        out: torch.Tensor = self.head(self.attention(x, x, x)[0])
+        return out
+
+
+@pytest.mark.parametrize("kinds", [(), KINDS])
+def test_a_weight_that_is_computed_when_it_is_read_is_not_read(
+    tmp_path: Path, kinds: tuple[str, ...]
+) -> None:
+    def train_parametrized() -> tuple[list[torch.Tensor], torch.Tensor, list[float]]:
+        torch.manual_seed(3)
+        model = Parametrized()
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        losses = []
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            loss = model(torch.randint(0, 8, (4, 5))).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return list(model.state_dict().values()), torch.randn(4), losses
+
+    plain = train_parametrized()
+    each = {"collections": {kind: {"every": 1} for kind in kinds}}
+    with captured(tmp_path, TOCSIN_CAPTURE=json.dumps(each)) as hooks:
+        watched = train_parametrized()
+        assert hooks.isolation.off == {}
+    assert_same(plain, watched)
 
 
 def fail(*args: object, **kwargs: object) -> None:

@@ -11,7 +11,9 @@ from typing import Final
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
+from tocsin.emitter.model.discovery import own_tensor
 from tocsin.emitter.model.mesh_names import is_distributed
 from tocsin.emitter.probes.activations.readings import Reading
 from tocsin.emitter.probes.activations.samples import thinned
@@ -133,13 +135,13 @@ def read_module(
 ) -> Reading | None:
     """`read` for a MultiheadAttention that computes its probabilities itself (`need_weights`).
 
-    It projects the first sample again, and ignores masks.
+    It projects the first sample again, and ignores masks. None of weights that are computed.
 
     Args:
         query: `[B, Q, D]`, or `[Q, B, D]` without `batch_first`.
         key: `[B, K, D]`, or `[K, B, D]` without `batch_first`.
     """
-    weight = module.in_proj_weight
+    weight = None if is_parametrized(module) else own_tensor(module, "in_proj_weight")
     if weight is None or is_distributed(weight) or query.dim() != 3 or key.dim() != 3:
         return None  # of a weight that is in parts on the ranks there is no projection here
     if not module.batch_first:

@@ -154,9 +154,9 @@ def output_head(root: nn.Module) -> nn.Module | None:
     """
     linear = [module for module in root.modules() if isinstance(module, nn.Linear)]
     tables = [module for module in root.modules() if isinstance(module, nn.Embedding)]
-    shared = {id(table.weight) for table in tables}
+    shared = {id(discovery.own_tensor(table, "weight")) for table in tables} - {id(None)}
     for module in linear:
-        if id(module.weight) in shared:
+        if id(discovery.own_tensor(module, "weight")) in shared:
             return module
     if linear and linear[-1].out_features > 1:
         width = linear[-1].out_features

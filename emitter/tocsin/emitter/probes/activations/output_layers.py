@@ -9,6 +9,7 @@ from typing import Final
 import torch
 from torch import nn
 
+from tocsin.emitter.model.discovery import own_tensor
 from tocsin.emitter.probes.activations.readings import Reading
 from tocsin.emitter.probes.activations.samples import rows_of
 from tocsin.emitter.statistics.reductions import lengths
@@ -49,8 +50,8 @@ def embeddings(tables: Iterable[tuple[str, weakref.ref[nn.Module]]]) -> Iterable
     """
     for name, reference in tables:
         module = reference()
-        weight = None if module is None else module.weight
-        if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
+        weight = None if module is None else own_tensor(module, "weight")
+        if weight is None or weight.dim() != 2:
             continue
         local = getattr(weight, "to_local", None)
         values = (weight if local is None else local()).detach()

@@ -14,6 +14,7 @@ from typing import Final
 import torch
 from torch import nn
 
+from tocsin.emitter.model.discovery import own_tensor
 from tocsin.emitter.probes.activations.readings import Reading
 from tocsin.emitter.probes.activations.samples import rows_of
 
@@ -35,8 +36,8 @@ def experts_of(module: nn.Module, parent: nn.Module | None) -> tuple[int, int] |
             return None
     elif _TYPE.search(type(module).__name__):
         experts = _number(module, _COUNTS)
-        weight = module.__dict__.get("_parameters", {}).get("weight")
-        if experts is None and isinstance(weight, torch.Tensor) and weight.dim() == 2:
+        weight = own_tensor(module, "weight")
+        if experts is None and weight is not None and weight.dim() == 2:
             experts = weight.shape[0]
         if experts is None or experts < 2:
             return None

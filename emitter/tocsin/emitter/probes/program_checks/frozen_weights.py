@@ -206,9 +206,10 @@ def _bounds(module: nn.Module, parameter: torch.Tensor, name: str) -> tuple[floa
         return (1 / math.sqrt(hidden),)
     weight = parameter
     if parameter.dim() < 2:
-        weight = getattr(module, "weight", parameter)
-        if name != "bias" or not isinstance(weight, torch.Tensor) or weight.dim() < 2:
+        held = discovery.own_tensor(module, "weight")
+        if name != "bias" or held is None or held.dim() < 2:
             return ()
+        weight = held
     rest = math.prod(weight.shape[2:])
     into, out = weight.shape[1] * rest, weight.shape[0] * rest
     if not into or not out:
