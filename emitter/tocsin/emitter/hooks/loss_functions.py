@@ -195,5 +195,6 @@ def _mean(name: str, total: object, args: Sequence[object], kwargs: Mapping[str,
     counts = target != kwargs.get("ignore_index", -100)
     weight = args[2] if len(args) > 2 else kwargs.get("weight")
     if isinstance(weight, torch.Tensor):
-        return total / (weight[target.clamp(min=0)] * counts).sum()
+        # What is ignored may be no class: on a GPU such an index ends the user's process.
+        return total / (weight[torch.where(counts, target, 0)] * counts).sum()
     return total / counts.sum().clamp(min=1)

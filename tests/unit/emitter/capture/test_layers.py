@@ -294,6 +294,7 @@ def test_functions_count_while_the_model_is_in_eval(tmp_path: Path) -> None:
 
 SCORES = torch.linspace(-1, 1, 60).reshape(12, 5)
 CLASSES = torch.arange(12) % 5
+UNLABELLED = CLASSES.masked_fill(CLASSES == 1, 255)
 
 
 @pytest.mark.parametrize(
@@ -303,6 +304,7 @@ CLASSES = torch.arange(12) % 5
         ("cross_entropy", CLASSES, {}),
         ("cross_entropy", CLASSES, {"ignore_index": 3}),
         ("cross_entropy", CLASSES, {"ignore_index": 3, "weight": torch.arange(1.0, 6.0)}),
+        ("cross_entropy", UNLABELLED, {"ignore_index": 255, "weight": torch.arange(1.0, 6.0)}),
         ("cross_entropy", SCORES.softmax(dim=1), {}),
         ("nll_loss", CLASSES, {}),
         ("binary_cross_entropy_with_logits", SCORES.sigmoid(), {}),
