@@ -22,6 +22,7 @@ import torch
 from torch.nn.modules import loss as loss_modules
 
 from tocsin.emitter.hooks.kept_functions import held
+from tocsin.emitter.model.mesh_names import whole
 from tocsin.emitter.plan.collections import PREDICT
 from tocsin.emitter.probes.program_checks.checks import LOSSES
 from tocsin.emitter.statistics.async_copy import is_recording
@@ -67,7 +68,7 @@ class Evaluation:
         now = time.perf_counter()
         self._hooks.hook_probes.phases.evaluated(now, now)
         # The compiler calls functions with tensors that hold nothing.
-        loss = readable(value)
+        loss = readable(whole(value))
         if loss is not None and loss.numel() == 1:
             capture.training.activity += 1
             here = threading.get_ident() == self._hooks.hook_probes.thread

@@ -51,6 +51,17 @@ def is_distributed(tensor: torch.Tensor) -> bool:
     )
 
 
+def whole(thing: object) -> object:
+    """A DTensor of which each rank has everything, as it is here; None where it has a part. What is
+    no DTensor, as it is.
+    """
+    if not hasattr(thing, "to_local"):
+        return thing
+    placements = getattr(thing, "placements", ())
+    is_whole = bool(placements) and all(placement.is_replicate() for placement in placements)
+    return thing.to_local() if is_whole else None
+
+
 def place_of(tensor: torch.Tensor, cuts: Iterable[Cut] = ()) -> Place:
     """The place of a parameter, of any shape, that is cut in these ways.
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from tocsin.emitter.model.mesh_names import is_distributed
 from tocsin.emitter.probes.losses import Loss, loss_of, on_host
 from tocsin.emitter.statistics.async_copy import HostCopy
 
@@ -76,10 +75,6 @@ class ClippedNorms:
 
         `parameters` is a tensor or several, of any shape; `norm` a tensor of one element.
         """
-        if isinstance(norm, torch.Tensor) and is_distributed(norm):
-            if not all(placement.is_replicate() for placement in norm.placements):
-                return  # it would have to be asked of the other ranks
-            norm = norm.to_local()
         number = loss_of(norm, None)
         if number is None or not isinstance(parameters, Iterable):
             return

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tocsin.emitter.model.mesh_names import whole
 from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
 
 MAX_LOSSES: Final = 100_000
@@ -39,9 +40,10 @@ def loss_of(tensors: object, unscaled: torch.Tensor | None) -> Loss | None:
         return None
     if type(loss) is torch.Tensor and is_here(loss) and loss.dtype.is_floating_point:
         return float(loss.item()) if loss.numel() == 1 else None
-    if loss.numel() != 1 or loss.is_meta:
+    loss = whole(loss)  # as under tensor parallelism
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.is_meta:
         return None
-    if loss.is_complex() or hasattr(loss, "to_local") or is_recording():
+    if loss.is_complex() or is_recording():
         return None
     loss = loss.detach()
     if is_here(loss):

@@ -9,6 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
 
 from support.trainings.captured import captured, said
 from tocsin.schemas.records.checkpoints import CheckpointWritten
@@ -317,6 +323,29 @@ def test_evaluation_losses_have_their_own_mode(tmp_path: Path) -> None:
         beat = hooks.capture.training.heartbeat()
     assert (beat.busy, beat.steps_in_flight, beat.last_step) == ("evaluation", True, 0)
     assert said(tmp_path).steps("eval") == {0: {"loss": pytest.approx(value, rel=1e-5)}}
+
+
+def test_a_loss_that_is_whole_on_each_rank_is_read(tmp_path: Path, mesh: DeviceMesh) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8))
+    parallelize_module(model, mesh, {"0": ColwiseParallel(use_local_output=False)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    with captured(tmp_path) as hooks, loss_parallel():
+        for step in range(5):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(batch(step)), torch.arange(8))
+            losses.append(loss.full_tensor().item())
+            loss.backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            loss = torch.nn.functional.cross_entropy(model(batch(5)), torch.arange(8))
+            losses.append(loss.full_tensor().item())
+        assert hooks.isolation.off == {}
+    found = said(tmp_path)
+    told = [cells["loss"] for mode in ("train", "eval") for cells in found.steps(mode).values()]
+    assert told == pytest.approx(losses)
 
 
 def test_a_checkpoint_is_named_by_its_final_path(tmp_path: Path) -> None:
