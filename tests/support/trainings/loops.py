@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 Loop = Callable[[int], None]
 """Trains one step of that number."""
@@ -58,6 +59,27 @@ def in_backward(layers: int = 4) -> Loop:
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(update)
     return lambda number: model(torch.ones(2, 4)).pow(2).mean().backward()
+
+
+def checkpointed(losses: list[float]) -> Loop:
+    """Each part of the loss is computed again inside of its backward call; `losses` gets the whole
+    ones.
+    """
+    model, part = torch.nn.Linear(4, 3), linear()
+    optimizer = torch.optim.SGD([*model.parameters(), *part.parameters()], lr=0.01)
+
+    def criterion(hidden: torch.Tensor) -> torch.Tensor:
+        return part.weight.mean() + hidden.pow(2).mean()
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        chunks = model(torch.ones(6, 4) / (number + 1)).chunk(3)
+        loss = torch.stack([checkpoint(criterion, c, use_reentrant=True) for c in chunks]).mean()
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+
+    return step
 
 
 def unseen() -> Loop:

@@ -200,9 +200,15 @@ def _has_closure(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
 
 def _backward() -> None:
     original = torch.autograd.backward
+    task = torch._C._current_graph_task_id
 
     @functools.wraps(original)
     def backward(*args: object, **kwargs: object) -> None:
+        # Inside of another one (reentrant checkpoints) it is part of that, and its scalars are no
+        # losses. Autograd knows it on each of its threads: with a GPU it calls on one of its own.
+        if task() != -1:
+            original(*args, **kwargs)
+            return
         try:
             over = passed.on and passed.backward()
         # The isolation, without its cost: at each step.

@@ -13,7 +13,15 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from support.trainings.captured import Said, captured, said
-from support.trainings.loops import Loop, adversaries, in_backward, linear, loop, unseen
+from support.trainings.loops import (
+    Loop,
+    adversaries,
+    checkpointed,
+    in_backward,
+    linear,
+    loop,
+    unseen,
+)
 from tocsin.emitter.capture.capture import Capture
 from tocsin.emitter.hooks.fast_path import FastPath
 from tocsin.emitter.hooks.state import Hooks
@@ -239,10 +247,11 @@ def told(folder: Path, step: Loop, steps: int) -> dict[int, dict[str, float]]:
         (lambda: loop(scales=True, clips=True), 20),
         (adversaries, 40),
         (in_backward, 160),
+        (lambda: checkpointed([]), 20),
         (unseen, 20),
     ],
     ids=["plain", "clip", "accumulate", "both", "scaler", "scaler and clip", "two", "in backward",
-         "no loss"],
+         "checkpoints", "no loss"],
 )  # fmt: skip
 def test_quick_steps_say_bit_for_bit_what_the_long_way_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Loop], least: int
@@ -403,6 +412,20 @@ def test_what_goes_on_around_the_steps_costs_no_step_its_quick_way(
 def _capture(hooks: Hooks) -> Capture:
     assert hooks.capture is not None
     return hooks.capture
+
+
+def test_a_backward_call_inside_of_another_is_no_loss(tmp_path: Path) -> None:
+    losses: list[float] = []
+    step = checkpointed(losses)
+    with captured(tmp_path, TOCSIN_CAPTURE=NOTHING) as hooks:
+        for number in range(40):
+            step(number)
+            if number == 2:
+                hurry(hooks)
+        assert hooks.most_backwards == 1
+    found = said(tmp_path)
+    assert_all_told(found, losses)
+    assert not any("micro_batches" in cells for cells in found.steps().values())
 
 
 @pytest.mark.parametrize("clear", ["none", "zero", "data"])

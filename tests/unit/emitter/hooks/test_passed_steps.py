@@ -15,7 +15,15 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from support.trainings.captured import captured, said
-from support.trainings.loops import Loop, adversaries, in_backward, linear, loop, unseen
+from support.trainings.loops import (
+    Loop,
+    adversaries,
+    checkpointed,
+    in_backward,
+    linear,
+    loop,
+    unseen,
+)
 from tocsin.emitter.capture import user_values
 from tocsin.emitter.hooks import passed_steps
 from tocsin.emitter.hooks.passed_steps import PassedSteps
@@ -85,10 +93,12 @@ def rows(folder: Path) -> dict[int, dict[str, float]]:
         lambda: loop(scales=True, clips=True),
         adversaries,
         in_backward,
+        lambda: checkpointed([]),
         unseen,
     ],
-    ids=["plain", "clip", "accumulate", "scaler and clip", "two", "in backward", "no loss"],
-)
+    ids=["plain", "clip", "accumulate", "scaler and clip", "two", "in backward", "checkpoints",
+         "no loss"],
+)  # fmt: skip
 def test_steps_that_are_looked_at_say_what_they_say_where_none_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Loop]
 ) -> None:
