@@ -118,6 +118,41 @@ CASES: dict[str, Case] = {
 }
 
 
+class Late(nn.Module):  # type: ignore[misc]  # torch has no types here
+    """A layer of which nothing is known before it is called, which happens `late`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 3), nn.LazyLinear(3)
+        self.late = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.first(x) + (self.second(x) if self.late else 0)
+        return out
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_parameters_that_have_no_numbers_yet_keep_nothing_from_being_watched(
+    tmp_path: Path, *, apart: bool
+) -> None:
+    model = Late()
+    layers = [model.first, model.second] if apart else [model]
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.01) for layer in layers]
+    collections = {kind: {"every": 2, "modes": {"eval": {"every": 1}}} for kind in KINDS}
+    with captured(tmp_path, TOCSIN_CAPTURE=json.dumps({"collections": collections})) as hooks:
+        for step in range(12):
+            model.late = step > 5
+            model.zero_grad()
+            functional.cross_entropy(model(torch.ones(8, 4)), torch.arange(8) % 3).backward()
+            for optimizer in optimizers[: 1 + model.late]:
+                optimizer.step()
+        assert hooks.isolation.off == {}
+        assert hooks.isolation.came_back == {}
+    found = said(tmp_path)
+    assert sorted(found.steps()) == list(range(12))
+    assert {len(f.rows) for f in found.frames if f.collection == "gradients"} == {2, 4}
+
+
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_every_part_of_capture_takes_them(tmp_path: Path, case: Case) -> None:

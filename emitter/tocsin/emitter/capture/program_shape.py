@@ -34,7 +34,7 @@ def shape_of(optimizers: Optimizers, isolation: Isolation) -> Shape:
             for i, group in enumerate(optimizer.param_groups[:MAX_GROUPS])
         ),
         "tensors": len(watched.parameters),
-        "parameters": sum(parameter.numel() for _, parameter in watched.parameters),
+        "parameters": sum(discovery.numel(parameter) for _, parameter in watched.parameters),
         "versions": {
             "torch": str(torch.__version__),
             "numpy": np.__version__,

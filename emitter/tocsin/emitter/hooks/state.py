@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from tocsin.emitter.hooks.checkpoint_reads import CheckpointReads
 from tocsin.emitter.hooks.checkpoint_writes import CheckpointWrites
@@ -93,11 +94,12 @@ class Hooks(LoopState):
             used=self.used,
             model=self.model and self.model(),
         )
+        shape = shape_of(capture.optimizers, self.isolation)
+        # Only now: if anything fails before, all of it is tried again.
         self.capture = capture
         self.isolation.run("checkpoints", self.checkpoint_writes.follow_frameworks)
         self.isolation.run("compiler", leave_uncompiled)
         session.before_end = capture.close
-        shape = shape_of(capture.optimizers, self.isolation)
         # Whoever learns from a data loader has its environment to evaluate in.
         acts = capture.optimizers.environment and not self.hook_probes.loaders.is_read
         session.announce({**shape, "loaded": self.checkpoint_reads.drain(), "environment": acts})
@@ -167,7 +169,7 @@ class Hooks(LoopState):
     def watch_local(self, parameter: torch.Tensor) -> None:
         """Look at this rank's own gradient of a parameter, of any shape, once it is complete."""
         # The gradient of a DTensor is, with FSDP2, complete only once it is reduced.
-        if parameter.requires_grad and not is_distributed(parameter):
+        if parameter.requires_grad and not (is_distributed(parameter) or is_lazy(parameter)):
             place = self.local.is_new(parameter)
             if place is not None:
                 hook = functools.partial(self._on_local_gradient, place)
@@ -231,6 +233,12 @@ class Hooks(LoopState):
         # What we have done up to now is of no phase.
         self.hook_probes.phases.step_ends(perf_counter())
         return made
+
+    def unwatched_step(self) -> None:
+        """A step was made while no training has begun: what was computed for it is its own."""
+        self.made_step, self.cleared.had, self.backwards = True, False, 0
+        if self.losses.held:
+            self.losses.drain()
 
     def on_backward(self, tensors: object) -> None:
         """In front of a backward call."""

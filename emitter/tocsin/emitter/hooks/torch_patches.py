@@ -146,11 +146,12 @@ def _after_step(
     try:
         if passed.on or passed.inside:
             made: bool | None = passed.after(optimizer)
-        elif hooks.capture is None:
-            return
         else:
             if hooks.isolation.off:
                 hooks.isolation.stepped()
+            if hooks.capture is None:
+                hooks.unwatched_step()
+                return
             made = hooks.fast_path.after(optimizer)
     # The isolation, without its cost.
     except Exception as error:

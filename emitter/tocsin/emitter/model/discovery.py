@@ -19,6 +19,7 @@ from typing import Final
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from tocsin.emitter.model.environments import environment_classes
 from tocsin.emitter.model.mesh_names import Cuts, place_of, stage_class
@@ -288,6 +289,11 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[tuple[int, int, torc
         for g, group in enumerate(optimizer.param_groups)
         for i, parameter in enumerate(group["params"])
     ]
+
+
+def numel(parameter: torch.Tensor) -> int:
+    """How many numbers a parameter of any shape has; a lazy one has none before its first call."""
+    return 0 if is_lazy(parameter) else parameter.numel()
 
 
 def found_inf(optimizer: torch.optim.Optimizer) -> bool:

@@ -146,7 +146,7 @@ class Optimizers:
             (o for o in alive if o is first or own.isdisjoint(_ids(o))),
             key=lambda o: (
                 o is preferred,
-                sum(p.numel() for *_, p in discovery.parameters_of(o)),
+                sum(discovery.numel(p) for *_, p in discovery.parameters_of(o)),
                 o is first,
             ),
         )

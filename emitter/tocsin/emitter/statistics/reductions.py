@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tocsin.emitter.statistics.arrays import Doubles, Rows, narrowed
@@ -38,8 +39,8 @@ def dense(tensor: torch.Tensor) -> torch.Tensor | None:
     """The values of a tensor of any shape: `[n]`, real, without a graph; None if it has none.
 
     A DTensor gives its local part, a sparse tensor the values it stores, a complex one its real and
-    imaginary parts side by side. Tensors on `meta`, quantised ones and those of other libraries
-    have no values. Copies only if the layout requires it.
+    imaginary parts side by side. Tensors on `meta`, quantised ones, lazy ones before their first
+    call and those of other libraries have no values. Copies only if the layout requires it.
     """
     if (
         type(tensor) in _PLAIN
@@ -49,6 +50,8 @@ def dense(tensor: torch.Tensor) -> torch.Tensor | None:
         and not (tensor.is_meta or tensor.is_nested or tensor.is_neg())
     ):
         return tensor.detach().view(-1)
+    if is_lazy(tensor):
+        return None
     local = getattr(tensor, "to_local", None)
     if local is not None:
         tensor = local()

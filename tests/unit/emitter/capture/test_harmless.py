@@ -17,7 +17,7 @@ import torch
 from support.trainings.captured import captured, said
 from tocsin.bus.embedded.spool import SpoolWriter, has_spools
 from tocsin.bus.port import BusUnavailable
-from tocsin.emitter.capture import capture
+from tocsin.emitter.capture import capture, program_shape
 from tocsin.emitter.hooks import loss_functions, state, torch_patches
 from tocsin.emitter.probes import clipped_norms
 from tocsin.emitter.probes.checkpoint_files import CheckpointFiles
@@ -27,6 +27,7 @@ from tocsin.emitter.stop import exit_points
 from tocsin.emitter.training import training
 from tocsin.schemas.records.collections import KINDS
 from tocsin.schemas.records.runs import CaptureDegraded, RunEnded
+from tocsin.schemas.records.runs import CaptureDegraded, RunEnded, RunStarted
 
 STEPS = 12
 
@@ -355,3 +356,40 @@ def test_a_part_that_failed_once_is_watched_again_after_a_rest(
     found = said(tmp_path).of(RunEnded)[-1].capture
     assert found is not None
     assert (found.degraded, found.not_watched) == (("gradients: MemoryError: ",), ())
+
+
+@pytest.mark.parametrize(("owner", "name"), [(capture, "Optimizers"), (program_shape, "shape_of")])
+def test_a_beginning_that_failed_is_tried_again_after_a_rest(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    owner: object,
+    name: str,
+) -> None:
+    original, calls = getattr(owner, name), []
+
+    def fail_once(*args: object) -> object:
+        calls.append(name)
+        return fail() if len(calls) == 1 else original(*args)
+
+    monkeypatch.setattr(owner, name, fail_once)
+    model, losses = torch.nn.Linear(2, 1), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    with captured(tmp_path) as hooks:
+        for _ in range(isolation.REST + 5):
+            optimizer.zero_grad()
+            loss = model(torch.ones(3, 2)).mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            losses.append(loss.item())
+        assert (hooks.isolation.off, list(hooks.isolation.came_back)) == ({}, ["steps"])
+        assert hooks.most_backwards == 1
+    assert "no torch.optim.Optimizer has made a step" not in capsys.readouterr().err
+    found = said(tmp_path)
+    (started,) = found.of(RunStarted)
+    assert (started.optimizer, started.parameters) == ("SGD", 3)
+    steps = found.steps()
+    assert [steps[i]["loss"] for i in range(5)] == pytest.approx(losses[-5:])
+    assert {cells.get("scaler_skipped", 0) for cells in steps.values()} == {0}

@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 import torch
 
+from tocsin.emitter.model import discovery
 from tocsin.emitter.probes.program_checks.module_calls import Calls
 from tocsin.emitter.probes.spacing import Spacing
 from tocsin.emitter.statistics.tables import Table
@@ -106,7 +107,7 @@ class MissingGradients:
             trainable += 1
             absent = self._absent.get(name)
             if absent is None:
-                absent = self._absent[name] = _Absent(parameter.numel(), place)
+                absent = self._absent[name] = _Absent(discovery.numel(parameter), place)
                 if self._first:
                     self._began_with.add(name)
             absent.steps += 1
