@@ -455,6 +455,36 @@ def test_nothing_of_a_training_is_kept_alive(tmp_path: Path) -> None:
     assert held == []
 
 
+@pytest.mark.parametrize("at", [0, 1, 10])
+def test_nothing_is_kept_alive_by_a_step_that_raises(tmp_path: Path, *, at: int) -> None:
+    held: list[str] = []
+
+    class Failing(torch.optim.AdamW):  # type: ignore[misc]  # torch has no types here
+        left = at
+
+        def step(self, closure: None = None) -> None:
+            if self.left == 0:
+                raise KeyboardInterrupt
+            self.left -= 1
+            super().step(closure)
+
+    def train() -> None:
+        model = network()
+        optimizer = Failing(model.parameters(), lr=0.01)
+        with pytest.raises(KeyboardInterrupt):
+            descend(model, optimizer, at + 1)
+        weight = model[0].weight
+        things = {"optimizer": optimizer, "weight": weight, "gradient": weight.grad}
+        things |= {name: value for name, value in optimizer.state[weight].items() if at}
+        refs = {name: weakref.ref(thing) for name, thing in things.items()}
+        del model, optimizer, weight, things
+        gc.collect()
+        held.extend(name for name, ref in refs.items() if ref() is not None)
+
+    watch(tmp_path, train)
+    assert held == []
+
+
 # -- trainings that cannot be seen, or not all of them
 
 

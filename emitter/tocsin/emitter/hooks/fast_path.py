@@ -153,9 +153,8 @@ class FastPath:
         if self._now is not None:
             # Inside of a fast step of another optimizer, which is the one that counts; or that one
             # has raised, which the long way finds out.
-            outer, self._now, self.until = self._now(), None, 0
-            if outer is not None:
-                loop.stepping.append(outer)
+            loop.stepping.append(self._now)
+            self._now, self.until = None, 0
             return False
         if capture is None or capture.training.next_step >= self.until:
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from threading import get_ident
@@ -39,8 +40,8 @@ class LoopState:
         self.gradients: Final = gradient_thread
         self.hook_probes: Final = HookProbes(self.isolation)
         self.threads: Final = OtherThreads()
-        self.stepping: list[torch.optim.Optimizer] = []
-        """Optimizers whose steps are under way."""
+        self.stepping: list[weakref.ref[torch.optim.Optimizer]] = []
+        """Optimizers whose steps are under way; or have raised, and may be gone."""
         self.made_step = False
         """Whether there was one since the last update of a GradScaler."""
         self.backwards = 0

@@ -192,7 +192,7 @@ class Hooks(LoopState):
             if here:
                 self.hook_probes.moved()
                 self.threads.moved()
-        if self.stepping and _running(self.stepping[-1]) <= (self.stepping[-1] is optimizer):
+        if self.stepping and not _is_inside(self.stepping[-1](), optimizer):
             self.stepping.clear()  # a step that raised has had no end
         if (
             self.capture is not None
@@ -203,7 +203,7 @@ class Hooks(LoopState):
         capture = self.capture or self.start(optimizer)
         if capture is None:
             return
-        self.stepping.append(optimizer)
+        self.stepping.append(weakref.ref(optimizer))
         if len(self.stepping) == 1:
             self.isolation.run("updates", capture.updating, optimizer)
             if not (closure or _changes_gradients(optimizer)):
@@ -215,7 +215,7 @@ class Hooks(LoopState):
         capture = self.capture
         if capture is None or not self.stepping:
             return False
-        while self.stepping and self.stepping.pop() is not optimizer:
+        while self.stepping and self.stepping.pop()() is not optimizer:
             pass
         if self.stepping:
             return False  # inside the step of another optimizer, which is the one that counts
@@ -350,6 +350,11 @@ def _changes_gradients(optimizer: torch.optim.Optimizer) -> bool:
     """
     before = getattr(optimizer, "_optimizer_step_pre_hooks", None)
     return bool(before) and not getattr(optimizer, "_optimizer_step_post_hooks", None)
+
+
+def _is_inside(outer: torch.optim.Optimizer | None, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether this optimizer's step is called in the middle of that one's, which may be gone."""
+    return outer is not None and _running(outer) > (outer is optimizer)
 
 
 def _running(optimizer: torch.optim.Optimizer) -> int:

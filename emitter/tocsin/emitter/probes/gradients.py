@@ -7,6 +7,7 @@ jumped; full rows, when due or when something is not finite.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -147,8 +148,7 @@ class GradientReader:
         due = schedule.due(step).get(GRADIENTS, ())
         exact = step < schedule.exact_until or schedule.is_due(NORMS, step)
         reading = Reading(parts=watched.parts)
-        if optimizer is not None:
-            reading.is_primary = partial(self._optimizers.is_primary, optimizer)
+        reading.is_primary = partial(self._is_primary, watched.optimizer)
         sampled = schedule.is_due(BLOCKS, step) and self._may_be_on_cpu(optimizer)
         if not (due or exact or nonfinite or sampled):
             return reading if watched.has_gradients else None
@@ -177,6 +177,13 @@ class GradientReader:
             with schedule.costs(NORMS, more=self._again(NORMS, step)):
                 self._read_norms(reading, watched)
         return reading
+
+    def _is_primary(self, optimizer: weakref.ref[torch.optim.Optimizer]) -> bool:
+        """Asked once the step is over; where it has raised, the reading may outlive the optimizer,
+        which it must not keep.
+        """
+        alive = optimizer()
+        return alive is not None and self._optimizers.is_primary(alive)
 
     def _again(self, name: str, step: int) -> bool:
         """Whether another optimizer's were read at this step: all of them together are one pass."""

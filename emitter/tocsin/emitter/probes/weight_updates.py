@@ -86,7 +86,7 @@ class UpdateProbe(Probe):
     def __init__(self) -> None:
         self._next = 0
         self._names: list[str] = []
-        self._parameters: list[torch.Tensor] = []
+        self._places: list[int] = []
         self._before: list[torch.Tensor | Array] = []
         self._numel: list[int] = []
 
@@ -107,7 +107,7 @@ class UpdateProbe(Probe):
         their way from a GPU, and the name of the collection that bears their cost."""
         self.reads = NEVER
         with self._schedule.costs("weights", more=True):
-            updates = self.after()
+            updates = self.after(watched.parameters)
         return None if updates is None else ("weights", updates)
 
     def dropped(self) -> None:
@@ -119,14 +119,15 @@ class UpdateProbe(Probe):
         gradients.
         """
         self.reset()
-        moving = [(name, p) for name, p in parameters if p.grad is not None]
+        moving = [i for i, (_, p) in enumerate(parameters) if p.grad is not None]
         if not moving:
             return
-        left = max(MIN_VALUES, int(SHARE * sum(p.numel() for _, p in moving)))
+        left = max(MIN_VALUES, int(SHARE * sum(parameters[i][1].numel() for i in moving)))
         start = self._next % len(moving)
         with torch.no_grad():
             for i in range(len(moving)):
-                name, parameter = moving[(start + i) % len(moving)]
+                place = moving[(start + i) % len(moving)]
+                name, parameter = parameters[place]
                 flat = dense(parameter)
                 if flat is None or flat.numel() == 0 or flat.dtype.itemsize == 1:
                     continue
@@ -137,7 +138,7 @@ class UpdateProbe(Probe):
                 self._next = start + i + 1
                 self._names.append(name)
                 self._numel.append(flat.numel())
-                self._parameters.append(parameter)
+                self._places.append(place)
                 if flat.is_cpu:
                     held = _on_host(flat)
                     # What was gathered from several places is a copy already.
@@ -145,17 +146,22 @@ class UpdateProbe(Probe):
                 else:
                     self._before.append(_wide(_sample(flat)))
 
-    def after(self) -> WeightUpdates | None:
-        """The step has happened: what it has changed. The copies are gone."""
+    def after(self, parameters: Sequence[tuple[str, torch.Tensor]]) -> WeightUpdates | None:
+        """The step has happened: what it has changed in these, of any shape. The copies are gone.
+
+        They are given anew: a step that raises, and has no end, must keep none of them alive.
+        """
         squares: list[tuple[float, float]] = []
         now: list[torch.Tensor] = []
         then: list[torch.Tensor] = []
         on_host: list[tuple[str, int, float]] = []
         elsewhere: list[tuple[str, int, float]] = []
         with torch.no_grad(), np.errstate(all="ignore"):
-            for i, parameter in enumerate(self._parameters):
+            for i, place in enumerate(self._places):
+                if place >= len(parameters) or parameters[place][0] != self._names[i]:
+                    continue  # the step has put others there
                 # Read anew: a layout may force a copy, and a step may put other memory there.
-                flat, before = dense(parameter), self._before[i]
+                flat, before = dense(parameters[place][1]), self._before[i]
                 on_device = isinstance(before, torch.Tensor)
                 if flat is None or flat.numel() != self._numel[i] or flat.is_cpu == on_device:
                     continue
@@ -185,7 +191,7 @@ class UpdateProbe(Probe):
 
     def reset(self) -> None:
         """Drop the copies."""
-        self._names, self._parameters, self._before, self._numel = [], [], [], []
+        self._names, self._places, self._before, self._numel = [], [], [], []
 
 
 def _sample(flat: torch.Tensor) -> torch.Tensor:

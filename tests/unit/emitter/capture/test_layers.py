@@ -183,7 +183,7 @@ def test_large_tensors_are_estimated_and_take_turns(monkeypatch: pytest.MonkeyPa
         with torch.no_grad():
             for _, tensor in tensors:
                 tensor += 0.01
-        updates = probe.after()
+        updates = probe.after(tensors)
         assert updates is not None
         names, values, counts = updates.rows()
         seen += names
@@ -198,13 +198,14 @@ def test_frozen_and_nonfinite_tensors_are_left_out() -> None:
     good, frozen, bad = (torch.ones(4, requires_grad=True) for _ in range(3))
     good.grad, bad.grad = torch.ones(4), torch.ones(4)
     probe = UpdateProbe()
-    probe.before([("good", good), ("frozen", frozen), ("bad", bad)])
+    tensors = [("good", good), ("frozen", frozen), ("bad", bad)]
+    probe.before(tensors)
     with torch.no_grad():
         bad[0] = float("nan")
-    updates = probe.after()
+    updates = probe.after(tensors)
     assert updates is not None
     assert updates.rows()[0] == ("good",)
-    assert probe.after() is None
+    assert probe.after(tensors) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -215,7 +216,7 @@ def test_other_types_are_measured_too(dtype: torch.dtype) -> None:
     probe.before([("w", weight)])
     with torch.no_grad():
         weight += 2
-    updates = probe.after()
+    updates = probe.after([("w", weight)])
     assert updates is not None
     assert updates.rows()[1].ravel().tolist() == pytest.approx(
         [258 * 1000**0.5, 2 * 1000**0.5], rel=1e-3
@@ -240,7 +241,7 @@ def test_a_layout_of_its_own_is_measured_as_any_other(
     probe = UpdateProbe()
     probe.before([("w", weight)])
     weight += 1
-    updates = probe.after()
+    updates = probe.after([("w", weight)])
     assert updates is not None
     root = weight.numel() ** 0.5
     assert updates.rows()[1].ravel().tolist() == pytest.approx([2 * root, root])
@@ -250,9 +251,10 @@ def test_a_step_that_puts_other_memory_there_is_measured() -> None:
     weight, other = torch.ones(6), torch.ones(6)
     weight.grad, other.grad = torch.ones(6), torch.ones(6)
     probe = UpdateProbe()
-    probe.before([("weight", weight), ("other", other)])
+    tensors = [("weight", weight), ("other", other)]
+    probe.before(tensors)
     weight.data, other.data = weight.data + 1, torch.ones(3)
-    updates = probe.after()
+    updates = probe.after(tensors)
     assert updates is not None
     assert updates.rows()[0] == ("weight",)
     assert updates.rows()[1][0, 1] == pytest.approx(6**0.5)

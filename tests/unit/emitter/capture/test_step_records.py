@@ -216,7 +216,7 @@ def test_a_sample_of_a_weight_does_not_follow_it(n: int) -> None:
     probe.before([("w", weight)])
     with torch.no_grad():
         weight += 1
-    found = probe.after()
+    found = probe.after([("w", weight)])
     assert found is not None
     _, norms, _ = found.rows()
     assert norms[0, 1] == pytest.approx(math.sqrt(n), rel=1e-2)
