@@ -167,6 +167,25 @@ def test_what_is_archived_and_sorted_meanwhile_is_there_once(tmp_path: Path) -> 
     assert run.series("loss").values.tolist() == loss
 
 
+def test_what_was_archived_before_it_is_read_is_there_once(tmp_path: Path) -> None:
+    path, folder = tmp_path / "bus.db", tmp_path / "store"
+
+    async def write(start: int, stop: int) -> None:
+        async with EmbeddedBus(path) as bus:
+            await MADE.publish(bus, start=start, stop=stop)
+            await archive_run(bus, open_store(folder), "run-1", topics=Topics(), now_ms=lambda: 0)
+
+    asyncio.run(write(0, 20))
+    run = open_run("run-1", store=folder, bus=path)
+    asyncio.run(write(20, 40))
+
+    run.refresh()
+
+    again = open_run("run-1", store=folder, bus=path)
+    assert run.series("loss").steps.tolist() == again.series("loss").steps.tolist()
+    assert list(run.events()) == list(again.events())
+
+
 async def test_it_waits_for_a_step_of_a_live_run(tmp_path: Path) -> None:
     path = tmp_path / "bus.db"
     async with EmbeddedBus(path) as opened:

@@ -222,9 +222,7 @@ class Gpus:
         found.update(self._kept[n])
         return found
 
-    def _ask(
-        self, n: int, device: Any, reads: tuple[_Read, ...]
-    ) -> tuple[Sample, list[Exception]]:
+    def _ask(self, n: int, device: Any, reads: tuple[_Read, ...]) -> tuple[Sample, list[Exception]]:
         """What there is of these differs by model, by virtualisation and by driver."""
         found: Sample = {}
         failed: dict[_Read, Exception] = {}

@@ -69,10 +69,12 @@ class LiveRun:
         ]
         self._marks = dict(covered or {})
         self._senders = Senders.from_last(senders or {})
+        self._stored = Mark()
 
     def drop(self, covered: Mapping[str, Mark]) -> None:
-        """Drop the numbers and events that are in files by now."""
-        mark = covered.get(self._telemetry.topic, Mark())
+        """Drop the numbers and events that are in files by now, also those that are still to be
+        read: of these only the view learns."""
+        self._stored = mark = covered.get(self._telemetry.topic, Mark())
         for frames in self.frames.values():
             frames.drop(mark)
         self.events = [event for event in self.events if not mark.covers(event[0], event[1])]
@@ -151,16 +153,18 @@ class LiveRun:
         self.heard = True
         if isinstance(value, Event):
             self.view.apply(record)
-            self.events.append((record.offset, record.append_ms, value))
+            if not self._stored.covers(record.offset, record.append_ms):
+                self.events.append((record.offset, record.append_ms, value))
         elif isinstance(value, Frame):
             self._frame(value, record)
 
     def _frame(self, frame: Frame, record: Record) -> None:
         incarnation = frame.origin.incarnation
         self.view.accepts(self.run_id, incarnation, record.offset, record.append_ms)
-        self.frames.setdefault(incarnation, FrameSource()).add(
-            frame, record.offset, record.append_ms
-        )
+        if not self._stored.covers(record.offset, record.append_ms):
+            self.frames.setdefault(incarnation, FrameSource()).add(
+                frame, record.offset, record.append_ms
+            )
         if (step := last_step(frame)) is not None:
             self.last_step[incarnation] = max(step, self.last_step.get(incarnation, -1))
 
