@@ -64,7 +64,7 @@ class Training(Part):
     outcome: str = ""
     labels: Mapping[str, str] = {}
     last_step: int | None = None
-    saved_bytes: int = Field(default=0, description="of tensors that were saved in full")
+    saved_bytes: int = Field(default=0, description="of tensors saved in full in this store")
 
 
 class Manifest(Part):
@@ -95,7 +95,7 @@ class Manifest(Part):
 
     @property
     def size_bytes(self) -> int:
-        """Of all files, and of the tensors that were saved in full."""
+        """Of all files, and of the tensors that were saved in full in this store."""
         saved = sum(training.saved_bytes for training in self.trainings.values())
         return saved + sum(file.size_bytes for file in self.files)
 

@@ -22,6 +22,7 @@ from tocsin.runtime.service import StartOver, Tick
 from tocsin.runtime.worker import no_crash
 from tocsin.schemas.configuration.file import check_config
 from tocsin.schemas.records.frames import RecordOrigin, StepFrame, TensorFrame
+from tocsin.schemas.records.saved_tensors import TensorsSaved
 from tocsin.schemas.records.wire import meta_of, read_meta
 from tocsin.schemas.store_paths import tensors_path
 from tocsin.schemas.topics import Topics, telemetry_partition
@@ -513,6 +514,7 @@ RUNS = [
         (Keep(size_bytes=310), ["old"]),
         (Keep(age_ms=30 * 86_400_000), ["old"]),
         (Keep(runs=1, size_bytes=1), ["old", "mid", "new"]),
+        (Keep(size_bytes=1), ["old", "mid"]),
     ],
 )
 def test_the_oldest_go_first_and_live_ones_never(keep: Keep, gone: list[str]) -> None:
@@ -521,7 +523,7 @@ def test_the_oldest_go_first_and_live_ones_never(keep: Keep, gone: list[str]) ->
 
 def test_a_run_of_which_nothing_came_for_days_is_not_live() -> None:
     lost = replace(RUNS[-1], updated_ms=NOW_MS - FORGOTTEN_MS - 1)
-    assert [one.run_id for one in expired_runs([lost], Keep(size_bytes=1), NOW_MS)] == ["live"]
+    assert [one.run_id for one in expired_runs([lost], Keep(runs=0), NOW_MS)] == ["live"]
 
 
 def test_a_deleted_run_is_gone_and_may_come_again(tmp_path: Path) -> None:
@@ -537,6 +539,38 @@ def test_a_deleted_run_is_gone_and_may_come_again(tmp_path: Path) -> None:
     assert not (tmp_path / run_folder("run-1")).exists()
     write(store, MADE.telemetry)
     assert len(open_run("run-1", store=store).steps()) == 20
+
+
+@pytest.mark.parametrize(("place", "counted"), [("here", 10**6), ("file:///other", 0), ("s3", 0)])
+def test_only_tensors_that_are_saved_in_the_store_count(
+    tmp_path: Path, place: str, counted: int
+) -> None:
+    store = open_store(tmp_path)
+    run = RunBuilder("run-1")
+    path = tensors_path("run-1", run.incarnation, "weights", step=1, rank=0)
+    root = {"here": tmp_path.as_uri(), "s3": "s3://ml/tensors"}.get(place, place)
+    if place == "here":
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_bytes(b"tensors")
+    run.event(
+        TensorsSaved(
+            run_id=run.run_id,
+            incarnation=run.incarnation,
+            rank=0,
+            world_size=1,
+            collection="weights",
+            step=1,
+            uri=f"{root}/{path}",
+            path=path,
+            size_bytes=10**6,
+            tensors=(),
+        )
+    )
+
+    write(store, run.records)
+
+    manifest = store.manifests("run-1")["telemetry"]
+    assert manifest.size_bytes - sum(file.size_bytes for file in manifest.files) == counted
 
 
 def test_a_deletion_that_was_killed_is_finished(

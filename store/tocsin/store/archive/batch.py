@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tocsin.schemas.records.deliveries import Delivery
@@ -79,11 +79,18 @@ class Batch:
             yield place, [event_table(events)]
 
 
-def sort_out(records: Iterable[Taken], manifest: Manifest, *, newest_views: str) -> Batch:
+def sort_out(
+    records: Iterable[Taken],
+    manifest: Manifest,
+    *,
+    newest_views: str,
+    holds: Callable[[TensorsSaved], bool],
+) -> Batch:
     """The records that the manifest does not cover and that are no repeats.
 
     Args:
         newest_views: the topic of runs: of an incarnation's views only the last one is kept.
+        holds: whether tensors that were saved in full are in this store.
     """
     marks = {topic: Mark(one.next_offset, one.append_ms) for topic, one in manifest.covered.items()}
     senders = Senders.from_last(manifest.senders)
@@ -99,7 +106,7 @@ def sort_out(records: Iterable[Taken], manifest: Manifest, *, newest_views: str)
         ledger = isinstance(one.value, Event) and isinstance(one.value.data, Delivery)
         if not ledger and not senders.admit(one.meta):
             continue
-        _learn(trainings, one)
+        _learn(trainings, one, holds)
         if not isinstance(one.value, Event):
             _frame(batch, Arrival(one.offset, one.append_ms), one.value)
             continue
@@ -145,7 +152,9 @@ def _frame(batch: Batch, arrival: Arrival, frame: Frame) -> None:
                 batch.tensors.setdefault(place, []).append((arrival, frame))
 
 
-def _learn(trainings: dict[str, Training], one: Taken) -> None:
+def _learn(
+    trainings: dict[str, Training], one: Taken, holds: Callable[[TensorsSaved], bool]
+) -> None:
     """What a record holds of its incarnation as a whole."""
     if not isinstance(one.value, Event):
         # A node's sampler may speak in the name of a training that does not come.
@@ -157,7 +166,9 @@ def _learn(trainings: dict[str, Training], one: Taken) -> None:
         last = known.last_step if step is None else max(step, known.last_step or 0)
         trainings[incarnation] = known.model_copy(update={"last_step": last})
         return
-    _learn_from(trainings, one.value.data, one.append_ms)
+    data = one.value.data
+    if not isinstance(data, TensorsSaved) or holds(data):
+        _learn_from(trainings, data, one.append_ms)
 
 
 def _learn_from(trainings: dict[str, Training], data: Data, append_ms: int) -> None:

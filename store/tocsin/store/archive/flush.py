@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from tocsin.runtime.worker import no_crash
 from tocsin.schemas.ids import new_id
+from tocsin.schemas.records.saved_tensors import TensorsSaved
 from tocsin.store.archive.batch import Batch, Place, Taken, sort_out
 from tocsin.store.catalog import Store
 from tocsin.store.errors import StoreUnavailable
@@ -22,7 +24,8 @@ from tocsin.store.manifest import (
     manifest_path,
 )
 from tocsin.store.parquet.tables import MAX_COLUMNS, Table
-from tocsin.store.storage.port import Overtaken
+from tocsin.store.storage.opening import BUCKETS
+from tocsin.store.storage.port import Overtaken, Storage
 
 CRASH_POINTS: Final = ("files_written", "manifest_written")
 """The points of a flush, in their order; the worker's come around them."""
@@ -77,7 +80,9 @@ def flush(
         if old.deleted:
             # What was read is read no more, but its trainings are gone with their rows.
             old = old.model_copy(update={"trainings": {}})
-        batch = sort_out(records, old, newest_views=runs_topic)
+        batch = sort_out(
+            records, old, newest_views=runs_topic, holds=partial(_holds, store.storage)
+        )
         if batch.covered == old.covered:
             return Flushed(0, 0, old)
         files = _write(store, run_id, family, batch, over=over)
@@ -105,6 +110,17 @@ def flush(
         rows = sum(file.rows for file in files)
         return Flushed(rows, sum(file.size_bytes for file in files), new)
     raise StoreUnavailable(f"{path} was written by others {_TRIES} times in a row")
+
+
+def _holds(storage: Storage, saved: TensorsSaved) -> bool:
+    if saved.uri.startswith(BUCKETS) or storage.url.startswith(BUCKETS):
+        return saved.uri == f"{storage.url}/{saved.path}"
+    # The same folder may have another path where the training runs.
+    try:
+        storage.local(saved.path)
+    except OSError:
+        return False
+    return True
 
 
 def _write(

@@ -32,7 +32,7 @@ class Keep:
 
     Attributes:
         runs: so many runs.
-        size_bytes: so many bytes of files.
+        size_bytes: so many bytes of files; the run that ended last stays in any case.
         age_ms: runs that ended so long ago at most.
     """
 
@@ -62,12 +62,13 @@ def expired_runs(runs: Sequence[StoredRun], keep: Keep, now_ms: int) -> Sequence
     """Which runs go, the first ended first. Pure."""
     expired: list[ExpiredRun] = []
     count, size_bytes = len(runs), sum(run.size_bytes for run in runs)
-    for run in sorted(filter(lambda run: is_over(run, now_ms), runs), key=_ended_ms):
+    over = sorted((run for run in runs if is_over(run, now_ms)), key=_ended_ms)
+    for run in over:
         if keep.age_ms is not None and _ended_ms(run) < now_ms - keep.age_ms:
             reason = f"it ended more than {keep.age_ms / _DAY_MS:g} days ago"
         elif keep.runs is not None and count > keep.runs:
             reason = f"the store holds more than {keep.runs:,} runs"
-        elif keep.size_bytes is not None and size_bytes > keep.size_bytes:
+        elif keep.size_bytes is not None and size_bytes > keep.size_bytes and run is not over[-1]:
             reason = f"the store holds more than {keep.size_bytes / 1e9:g} GB"
         else:
             break
