@@ -26,7 +26,6 @@ from tocsin.emitter.process import isolation, run_facts
 from tocsin.emitter.stop import exit_points
 from tocsin.emitter.training import training
 from tocsin.schemas.records.collections import KINDS
-from tocsin.schemas.records.runs import CaptureDegraded, RunEnded
 from tocsin.schemas.records.runs import CaptureDegraded, RunEnded, RunStarted
 
 STEPS = 12
