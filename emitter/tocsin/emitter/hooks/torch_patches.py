@@ -16,6 +16,7 @@ Where they sit, and why there:
   instance would be pickled with it, and a global one makes torch.compile warn;
 - the iterators of data loaders: that something goes on between two steps, and how long it waits;
 - the constructor of DistributedDataParallel: the rank's own gradients, before they are averaged;
+- `torch.utils.swap_tensors`, which `Module.to` calls: our weak references are let go meanwhile;
 - the constructor of learning-rate schedules: how often they are stepped;
 - `torch.save`, and what frameworks have beside and above it; `torch.load`, before the first step.
 
@@ -45,6 +46,7 @@ from tocsin.emitter.hooks.loss_functions import Evaluation
 from tocsin.emitter.hooks.passed_steps import PassedSteps
 from tocsin.emitter.hooks.state import BACKWARDS_WITHOUT_STEP, Hooks
 from tocsin.emitter.hooks.uncompiled import leave_uncompiled, leave_uncompiled_with_callees
+from tocsin.emitter.model.tensor_refs import Released, let_go, take_back
 from tocsin.emitter.probes.activations import watch
 from tocsin.emitter.probes.program_checks import lr_schedules
 from tocsin.emitter.process.environment import RUN_ID
@@ -88,6 +90,7 @@ def install(*, late: bool = False) -> None:
         _save,
         _activations,
         _schedules,
+        _swaps,
     ):
         name = place.func.__name__ if isinstance(place, partial) else place.__name__
         hooks.isolation.run(name.strip("_"), place)
@@ -285,6 +288,29 @@ def _activations() -> None:
 
 def _schedules() -> None:
     lr_schedules.install(hooks.isolation)
+
+
+def _swaps() -> None:
+    original = torch.utils.swap_tensors
+
+    @functools.wraps(original)
+    def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
+        if torch.compiler.is_compiling():
+            original(t1, t2)
+            return
+        released = hooks.isolation.run("swaps", _let_go, t1, t2)
+        try:
+            original(t1, t2)
+        finally:
+            if released:
+                hooks.isolation.run("swaps", take_back, released)
+
+    torch.utils.swap_tensors = swap_tensors
+
+
+def _let_go(*tensors: torch.Tensor) -> Released:
+    hooks.cleared.forget_left()
+    return let_go(*tensors)
 
 
 def _data_loaders() -> None:

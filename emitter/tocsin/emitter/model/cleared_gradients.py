@@ -18,6 +18,7 @@ from typing import Final
 import torch
 
 from tocsin.emitter.model.gradient_thread import leaves
+from tocsin.emitter.model.tensor_refs import TensorRef, ref_to
 
 _VALUES: Final = 16
 _WHOLE: Final = 4096
@@ -34,7 +35,7 @@ class Cleared:
     """Follows the gradients from one backward call to the next."""
 
     def __init__(self) -> None:
-        self._witness: weakref.ref[torch.Tensor] | None = None
+        self._witness: TensorRef | None = None
         self.had = False
         """Whether a backward call since the last step has left a gradient."""
         self._several = False
@@ -50,18 +51,22 @@ class Cleared:
         self.had = self._several = False
         self._fruitless = self._pause = 0
 
+    def forget_left(self) -> None:
+        """A tensor, which may be that gradient, must have no weak reference now."""
+        self._left = None
+
     @property
     def witness(self) -> torch.Tensor | None:
         """The parameter, of any shape, in which a gradient is looked for first; None: there is
         none.
         """
-        return None if self._witness is None else self._witness()
+        return None if self._witness is None else self._witness.get()
 
     def begun_from(self, loss: object, *, anew: bool = False) -> None:
         """A backward call begins: take a parameter of its graph, if there is none or `anew`."""
         if isinstance(loss, torch.Tensor) and (anew or self.witness is None):
             found = next(leaves(loss, max_nodes=_MAX_NODES), None)
-            self._witness = None if found is None else weakref.ref(found)
+            self._witness = None if found is None else ref_to(found)
 
     def is_left(self) -> bool:
         """Whether a gradient is in the witness, behind a backward call; False: it is not known."""
@@ -85,7 +90,7 @@ class Cleared:
             return
         for parameter in parameters:
             if parameter.grad is not None:
-                self._witness, self.had, self._fruitless = weakref.ref(parameter), True, 0
+                self._witness, self.had, self._fruitless = ref_to(parameter), True, 0
                 return
         self._fruitless += 1
         if self._fruitless >= _FRUITLESS:

@@ -16,6 +16,7 @@ from torch import nn
 
 from tocsin.emitter.model import discovery
 from tocsin.emitter.model.mesh_names import base_name, cuts_by_parameter, place_of
+from tocsin.emitter.model.tensor_refs import TensorRef, ref_to
 from tocsin.emitter.plan.collections import CollectionPlan
 
 PRIMARY_PATIENCE: Final = 10
@@ -58,7 +59,7 @@ class WatchedOptimizer:
     """How many places there are, with those of parameters of which nothing is on this rank."""
 
     ends: tuple[tuple[int, int, int], ...]
-    own: dict[int, weakref.ref[torch.Tensor]]
+    own: dict[int, TensorRef]
     """The parameters, of any shape, by their ids; of an optimizer that is gone, too."""
 
     steps: int = 0
@@ -96,7 +97,7 @@ class WatchedOptimizer:
         one with the id that one has had.
         """
         own = self.own.get(id(parameter))
-        return own is not None and own() is parameter
+        return own is not None and own.get() is parameter
 
     def shares(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether that one has a parameter of these."""
@@ -392,7 +393,7 @@ class Optimizers:
         """Of parameters that no other optimizer has: another tensor may have that id by now."""
         others = [w.own for w in self._watched.values() if w is not gone]
         for parameter in gone.own:
-            held = any(own[parameter]() is not None for own in others if parameter in own)
+            held = any(own[parameter].get() is not None for own in others if parameter in own)
             if parameter not in but and not held:
                 self._names.pop(parameter, None)
 
@@ -478,7 +479,7 @@ class Optimizers:
             tuple(places),
             len(parameters),
             _ends(optimizer),
-            {id(p): weakref.ref(p) for p in parameters},
+            {id(p): ref_to(p) for p in parameters},
         )
         parts = {self._names[id(p)]: c.parts for p, c in zip(parameters, cut, strict=True)}
         if any(part > 1 for part in parts.values()):

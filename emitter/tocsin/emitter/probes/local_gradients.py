@@ -16,7 +16,6 @@ too: where it began is where that is lowest.
 from __future__ import annotations
 
 import math
-import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from statistics import median
@@ -26,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tocsin.emitter.model.tensor_refs import TensorRef, ref_to
 from tocsin.emitter.plan.schedule import LOCAL, NORMS, CaptureSchedule
 from tocsin.emitter.statistics.arrays import BLOCK, block, narrowed
 from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
@@ -118,7 +118,7 @@ class LocalGradients:
         self._bad: dict[int, _Bad] = {}
         self._squares: dict[int, float] = {}
         self._norms: dict[int, torch.Tensor] = {}
-        self._watched: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._watched: dict[int, TensorRef] = {}
 
     @property
     def active(self) -> bool:
@@ -132,9 +132,9 @@ class LocalGradients:
         """
         self._in_use = True
         known = self._watched.get(id(parameter))
-        if known is not None and known() is parameter:
+        if known is not None and known.get() is parameter:
             return None
-        self._watched[id(parameter)] = weakref.ref(parameter)
+        self._watched[id(parameter)] = ref_to(parameter)
         self._places += 1
         return self._places - 1
 
@@ -200,7 +200,7 @@ class LocalGradients:
         self.all_due = self._whole = True
         self._whole_s.clear()
         self._in_use = False
-        self._watched = {key: ref for key, ref in self._watched.items() if ref() is not None}
+        self._watched = {key: ref for key, ref in self._watched.items() if ref.get() is not None}
 
     def plan(self, schedule: CaptureSchedule, step: int, spent_s: float) -> None:
         """Before the step of that number; the one before has cost `spent_s`."""

@@ -7,12 +7,14 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from support.trainings.captured import captured, said
 from tocsin.bus.embedded.spool import SpoolWriter, has_spools
@@ -27,6 +29,11 @@ from tocsin.emitter.stop import exit_points
 from tocsin.emitter.training import training
 from tocsin.schemas.records.collections import KINDS
 from tocsin.schemas.records.runs import CaptureDegraded, RunEnded, RunStarted
+
+try:
+    from torch.distributed.fsdp import fully_shard
+except ImportError:  # its older place
+    from torch.distributed._composable.fsdp import fully_shard
 
 STEPS = 12
 
@@ -129,6 +136,90 @@ def test_a_weight_that_is_computed_when_it_is_read_is_not_read(
         watched = train_parametrized()
         assert hooks.isolation.off == {}
     assert_same(plain, watched)
+
+
+def fully_sharded(model: torch.nn.Module, mesh: DeviceMesh) -> torch.nn.Module:
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def tensor_parallel(model: torch.nn.Module, mesh: DeviceMesh) -> torch.nn.Module:
+    return parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+
+
+@pytest.fixture
+def swaps() -> Iterator[None]:
+    """Torch swaps the contents of any parameter that is converted."""
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    yield
+    torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def network() -> torch.nn.Sequential:
+    torch.manual_seed(3)
+    widths = (6, 8, 8, 8, 8, 8)
+    layers = map(torch.nn.Linear, widths, widths[1:])
+    return torch.nn.Sequential(*layers, torch.nn.ReLU(), torch.nn.Linear(8, 1))
+
+
+def train_and_convert(
+    model: torch.nn.Module, to: torch.dtype = torch.float64
+) -> tuple[list[torch.Tensor], torch.Tensor, list[float]]:
+    """Of five steps, two backward calls each: convert with gradients, and go on with none."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.01)
+    losses, dtype = [], torch.float32
+    for step in range(5):
+        for _ in range(2):
+            loss = model(torch.randn(16, 6, dtype=dtype)).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+        optimizer.step()
+        del loss
+        if step == 2:
+            dtype = to
+            model.to("cpu", to)
+        optimizer.zero_grad()
+    local = [p.to_local() if hasattr(p, "to_local") else p for p in model.parameters()]
+    return [p.detach().clone() for p in local], torch.randn(4), losses
+
+
+@pytest.mark.parametrize("several_ranks", [False, True])
+def test_parameters_can_be_swapped(tmp_path: Path, swaps: None, *, several_ranks: bool) -> None:
+    plain = train_and_convert(network())
+    with captured(tmp_path) as hooks:
+        model = network()
+        for parameter in model.parameters() if several_ranks else ():
+            hooks.watch_local(parameter)
+        watched = train_and_convert(model)
+        assert hooks.isolation.off == {}
+    assert_same(plain, watched)
+    assert len(said(tmp_path).steps()) == 5
+
+
+def test_frozen_weights_that_are_looked_at_can_be_swapped(tmp_path: Path, swaps: None) -> None:
+    with captured(tmp_path) as hooks:
+        model = network()
+        model[:4].requires_grad_(requires_grad=False)
+        train_and_convert(model)
+        assert hooks.isolation.off == {}
+
+
+@pytest.mark.parametrize(
+    ("parallelize", "to"), [(fully_sharded, torch.float32), (tensor_parallel, torch.float64)]
+)
+def test_a_model_in_parts_can_be_converted(
+    tmp_path: Path,
+    mesh: DeviceMesh,
+    parallelize: Callable[..., torch.nn.Module],
+    to: torch.dtype,
+) -> None:
+    plain = train_and_convert(parallelize(network(), mesh), to)
+    with captured(tmp_path) as hooks:
+        watched = train_and_convert(parallelize(network(), mesh), to)
+        assert hooks.isolation.off == {}
+    assert_same(plain, watched)
+    assert len(said(tmp_path).steps()) == 5
 
 
 def fail(*args: object, **kwargs: object) -> None:

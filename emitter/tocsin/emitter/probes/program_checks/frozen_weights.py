@@ -18,7 +18,6 @@ model, as a target network.
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -30,6 +29,7 @@ from torch import nn
 
 from tocsin.emitter.model import discovery
 from tocsin.emitter.model.mesh_names import is_distributed
+from tocsin.emitter.model.tensor_refs import TensorRef, ref_to
 from tocsin.emitter.statistics.async_copy import HostCopy, by_device
 from tocsin.emitter.statistics.readable import is_readable
 from tocsin.emitter.statistics.tables import Table
@@ -64,7 +64,7 @@ class _Weight:
     """A parameter in front: a weight, or a vector of the same module."""
 
     name: str
-    parameter: weakref.ref[torch.Tensor]
+    parameter: TensorRef
     version: int
     bounds: tuple[float, ...]
     matrix: bool
@@ -171,7 +171,7 @@ def _sampled(
         weights.append(
             _Weight(
                 discovery.clean(name, root),
-                weakref.ref(parameter),
+                ref_to(parameter),
                 parameter._version,
                 _bounds(module, parameter, own),
                 matrix,
@@ -227,7 +227,7 @@ def _table(found: _Found) -> Table | None:
     for places, copy in found.copies:
         moments[places] = copy.values() if isinstance(copy, HostCopy) else copy.double().numpy()
     for weight in weights:
-        parameter = weight.parameter()
+        parameter = weight.parameter.get()
         if parameter is None or parameter.requires_grad or parameter._version != weight.version:
             return None
     bounds = [_uniform(w, m) for w, m in zip(weights, moments, strict=True)]

@@ -9,13 +9,13 @@ optimizer's backward may come first.
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
 import torch
 
+from tocsin.emitter.model.tensor_refs import TensorRef, ref_to
 from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
 from tocsin.emitter.statistics.readable import readable
 
@@ -36,7 +36,7 @@ class UnclearedGradients:
     def reset(self) -> None:
         """Another training begins."""
         self.streak = 0
-        self._parameter: weakref.ref[torch.Tensor] | None = None
+        self._parameter: TensorRef | None = None
         self._window = -1
         self._open = self._left = False
         self._copies: list[HostCopy] = []
@@ -49,7 +49,7 @@ class UnclearedGradients:
         """Find a parameter, of any shape, to look at, if there is none: the smallest that has a
         gradient.
         """
-        if self._parameter is not None and self._parameter() is not None:
+        if self._parameter is not None and self._parameter.get() is not None:
             return
         self._parameter = None
         found: torch.Tensor | None = None
@@ -62,7 +62,7 @@ class UnclearedGradients:
             if not grad.is_cpu or _some(grad):
                 found = parameter
         if found is not None:
-            self._parameter = weakref.ref(found)
+            self._parameter = ref_to(found)
 
     def is_usual(self, step: int) -> bool:
         """Whether a backward call of that step, which is about to begin, finds the gradients
@@ -72,7 +72,7 @@ class UnclearedGradients:
             return True
         if self._left or self.streak or self._waiting:
             return False
-        parameter = self._parameter()
+        parameter = self._parameter.get()
         if parameter is not None and parameter.grad is not None:
             return False
         if parameter is not None:
@@ -82,7 +82,7 @@ class UnclearedGradients:
 
     def backward(self, step: int) -> None:
         """The same, where it may not be usual."""
-        parameter = None if self._parameter is None else self._parameter()
+        parameter = None if self._parameter is None else self._parameter.get()
         if parameter is None:
             return
         if step != self._window:
