@@ -32,7 +32,7 @@ from tocsin.emitter.probes.local_gradients import LOCAL_GRADIENTS, LocalGradient
 from tocsin.emitter.probes.loss_scaler import LossScaler
 from tocsin.emitter.probes.losses import Loss, LossBuffer, on_host
 from tocsin.emitter.probes.skipped_steps import SkippedSteps
-from tocsin.emitter.statistics.async_copy import is_recording
+from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
 from tocsin.emitter.statistics.reductions import dense
 from tocsin.emitter.statistics.tensor_rows import TensorRows, Wanted
 from tocsin.emitter.training.training import Training
@@ -141,8 +141,10 @@ class Capture:
 
     # -- what the hooks see --------------------------------------------------------------------
 
-    def gradients(self, optimizer: torch.optim.Optimizer, *, bad: bool = False) -> None:
-        """The gradients that this optimizer is about to use, or has just used; `bad`: one of them
+    def gradients(
+        self, optimizer: torch.optim.Optimizer, *, bad: bool = False, used: bool = False
+    ) -> None:
+        """The gradients that this optimizer is about to use, or has just `used`; `bad`: one of them
         is known not to be finite.
         """
         if is_recording():
@@ -156,9 +158,13 @@ class Capture:
         if reading is None:
             self._readings.pop(id(optimizer), None)
             return
-        scale = getattr(optimizer, "grad_scale", None)
-        if isinstance(scale, torch.Tensor) and scale.device.type == "cpu":
-            reading.scale = float(scale)
+        # A fused one has divided them itself, once they are used.
+        scale = None if used else getattr(optimizer, "grad_scale", None)
+        if isinstance(scale, torch.Tensor) and scale.numel() == 1:
+            if scale.device.type == "cpu":
+                reading.scale = float(scale)
+            elif reading.has_numbers or self._clipped.any:
+                reading.scale = HostCopy(scale.detach().reshape(1))
         self._readings[id(optimizer)] = reading
 
     def updating(self, optimizer: torch.optim.Optimizer) -> None:

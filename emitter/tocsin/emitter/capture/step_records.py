@@ -146,7 +146,7 @@ class Reporter:
             table
             for reading in draft.readings
             if reading.rows is not None
-            for table in reading.rows.tables()
+            for table in reading.rows.tables(reading.divisor)
         ]
         if tables:
             for table in _joined(tables):
@@ -156,7 +156,7 @@ class Reporter:
             for reading in draft.readings:
                 exact = reading.exact
                 if exact is not None:
-                    values, counts = rows_of_norms(exact, reading.numel)
+                    values, counts = rows_of_norms(exact / reading.divisor, reading.numel)
                     table = Table(
                         GRADIENTS, tuple(reading.names), values, counts,
                         ("l2",), ("numel", "nans", "infs"),
@@ -197,7 +197,7 @@ def _norms(draft: Draft, columns: list[str], numbers: list[float], *, world_size
     for reading in draft.readings:
         if not reading.primary:
             continue
-        scale = reading.scale
+        scale = reading.divisor
         exact = reading.exact
         if reading.parts is not None:
             parted = True

@@ -222,7 +222,7 @@ class Hooks(LoopState):
         self.hook_probes.phases.step_ends(perf_counter())
         if closure or _changes_gradients(optimizer):
             # They were computed, or became what was used, in the middle of the step.
-            self.isolation.run("gradients", capture.gradients, optimizer)
+            self.isolation.run("gradients", capture.gradients, optimizer, used=True)
         self.made_step = True
         self.cleared.had = False
         self.most_backwards = max(self.most_backwards, self.backwards)

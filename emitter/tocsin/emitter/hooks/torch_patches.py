@@ -8,7 +8,8 @@ Where they sit, and why there:
 
 - the global hooks before and after each `Optimizer.step`: no graph break under torch.compile;
 - `torch.autograd.backward`, which `Tensor.backward` calls too: the loss;
-- `GradScaler.scale` and `.update`: the loss before it was scaled, and steps that were skipped;
+- `GradScaler.scale` and `.update`, FSDP's own too: the loss before it was scaled, and steps that
+  were skipped;
 - `clip_grad_norm_`: the gradient norm before it;
 - the loss modules' `__call__` and the functions behind them: losses without a gradient;
 - at steps that are due `__call__` of the classes of activations, routers and the output layer, and
@@ -27,10 +28,11 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -66,6 +68,9 @@ hooks: Final = Hooks()
 passed: Final = hooks.fast_path.passed
 
 _installed = False
+
+_sharded: Final[set[type]] = set()
+"""FSDP's GradScaler, once it is hooked."""
 
 _guard: UpdateGuard | None = None
 """Where `stop.before_update` asks for one."""
@@ -251,6 +256,30 @@ def _backward() -> None:
 
 def _grad_scaler() -> None:
     scaler = torch.amp.grad_scaler.GradScaler
+    construct = scaler.__init__
+
+    @functools.wraps(construct)
+    def constructed(self: object, *args: object, **kwargs: object) -> None:
+        construct(self, *args, **kwargs)
+        hooks.isolation.run("scaler", _sharded_grad_scaler)
+
+    scaler.__init__ = constructed
+    _wrap_scaler(scaler)
+    _sharded_grad_scaler()
+
+
+def _sharded_grad_scaler() -> None:
+    """FSDP's has both methods of its own. It is imported behind torch, if at all, and constructed
+    in front of the first loss.
+    """
+    module = sys.modules.get("torch.distributed.fsdp.sharded_grad_scaler")
+    scaler = getattr(module, "ShardedGradScaler", None)
+    if isinstance(scaler, type) and scaler not in _sharded:
+        _sharded.add(scaler)
+        _wrap_scaler(scaler)
+
+
+def _wrap_scaler(scaler: Any) -> None:
     original_scale, original_update = scaler.scale, scaler.update
 
     @functools.wraps(original_scale)

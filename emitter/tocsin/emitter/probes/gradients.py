@@ -69,7 +69,9 @@ class Reading:
     norms: Norms | Floats | None = None
     blocks: Blocks | None = None
     rows: TensorRows | None = None
-    scale: float = 1.0
+    scale: float | HostCopy = 1.0
+    """What the gradients were multiplied by: a fused optimizer under a GradScaler divides by it."""
+
     primary: bool = True
     """Whether its optimizer is the one whose steps count."""
 
@@ -88,7 +90,20 @@ class Reading:
     def ready(self) -> bool:
         """Whether the numbers are here; never waits."""
         here = not isinstance(self.norms, Norms) or self.norms.ready
-        return here and (self.rows is None or self.rows.ready)
+        known = not isinstance(self.scale, HostCopy) or self.scale.ready()
+        return here and known and (self.rows is None or self.rows.ready)
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether something of the gradients was read."""
+        return any(part is not None for part in (self.norms, self.blocks, self.rows))
+
+    @property
+    def divisor(self) -> float:
+        """What the numbers are to be divided by, once ready; never zero."""
+        if isinstance(self.scale, HostCopy):
+            self.scale = float(self.scale.values()[0])
+        return self.scale or 1.0
 
     @property
     def exact(self) -> Floats | None:

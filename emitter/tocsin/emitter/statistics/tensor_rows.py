@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 
+from tocsin.emitter.statistics.arrays import narrowed
 from tocsin.emitter.statistics.async_copy import HostCopy, by_device
 from tocsin.emitter.statistics.low_precision import LOW_PRECISION_COLUMNS, LowPrecision
 from tocsin.emitter.statistics.quantiles import QUANTILES, ROW_COLUMNS
@@ -96,13 +97,17 @@ class TensorRows:
         l2[rows.counts[:, 2] > 0] = np.nan
         return l2
 
-    def tables(self) -> Iterator[Table]:
-        """One for each collection, and one of the ends of low-precision tensors."""
+    def tables(self, divisor: float = 1.0) -> Iterator[Table]:
+        """One for each collection, of the tensors divided by that; and one of the ends of
+        low-precision tensors, as they are.
+        """
         rows = self.rows
         values = rows.values
         of: tuple[str, ...] = STATISTIC_COLUMNS
         if self._quantiles is not None:
             values, of = np.hstack((values, self._quantiles.rows)), ROW_COLUMNS
+        if divisor != 1.0:
+            values = narrowed(values / divisor)
         for each in self._wanted:
             yield _table(each, self.names, of, values, rows.counts, COUNT_COLUMNS)
         if self._precision is None or not self._precision.names:

@@ -460,7 +460,9 @@ def test_a_beginning_that_failed_is_tried_again_after_a_rest(
 
     def fail_once(*args: object) -> object:
         calls.append(name)
-        return fail() if len(calls) == 1 else original(*args)
+        if len(calls) == 1:
+            fail()
+        return original(*args)
 
     monkeypatch.setattr(owner, name, fail_once)
     model, losses = torch.nn.Linear(2, 1), []

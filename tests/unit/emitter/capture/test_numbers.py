@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -16,7 +19,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from support.trainings.captured import captured, said
+from support.trainings.captured import Said, captured, said
 from tocsin.schemas.records.checkpoints import CheckpointWritten
 from tocsin.schemas.records.runs import RunEnded, RunStarted
 
@@ -199,11 +202,32 @@ def test_two_optimizers_share_a_step_and_keep_their_names(tmp_path: Path) -> Non
     assert found.of(RunStarted)[0].optimizers == 2
 
 
-def test_a_skipped_scaler_step_is_no_step(tmp_path: Path) -> None:
+@contextmanager
+def alone() -> Iterator[None]:
+    """One rank, without others."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def sharded_scaler(**settings: float) -> torch.amp.GradScaler:
+    """That of FSDP, which has its own of each method."""
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    return ShardedGradScaler("cpu", **settings)
+
+
+@pytest.mark.parametrize("make", [partial(torch.amp.GradScaler, "cpu"), sharded_scaler],
+                         ids=["plain", "FSDP"])  # fmt: skip
+def test_a_skipped_scaler_step_is_no_step(
+    tmp_path: Path, make: Callable[..., torch.amp.GradScaler]
+) -> None:
     model, optimizer = model_and_optimizer()
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     losses = []
-    with captured(tmp_path):
+    with alone(), captured(tmp_path):
+        scaler = make(init_scale=1024.0)
         for step in range(5):
             optimizer.zero_grad()
             loss = model(batch(step)).pow(2).mean()
@@ -220,6 +244,45 @@ def test_a_skipped_scaler_step_is_no_step(tmp_path: Path) -> None:
     assert {values["gradient_nonfinite"] for values in steps.values()} == {0.0}
     assert steps[2]["scaler_skipped"] == 1
     assert [steps[i]["scaler_scale"] for i in (1, 2, 3)] == [1024.0, 512.0, 512.0]
+
+
+@pytest.mark.parametrize(
+    ("several", "behind"),
+    [(False, False), (True, False), (False, True)],
+    ids=["in front of the step", "two", "behind the step"],
+)
+def test_gradients_that_a_fused_optimizer_unscales_are_told_unscaled(
+    tmp_path: Path, *, several: bool, behind: bool
+) -> None:
+    def told(folder: Path, *, fused: bool) -> Said:
+        torch.manual_seed(0)
+        models = [torch.nn.Linear(6, 5), torch.nn.Linear(6, 3)][: 1 + several]
+        optimizers = [torch.optim.AdamW(m.parameters(), lr=0.1, fused=fused) for m in models]
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        if behind:
+            optimizers[0].register_step_pre_hook(lambda *_: None)
+        with captured(folder):
+            for step in range(3):
+                for model, optimizer in zip(models, optimizers, strict=True):
+                    optimizer.zero_grad()
+                    scaler.scale(model(batch(step)).pow(2).mean()).backward()
+                    scaler.step(optimizer)
+                scaler.update()
+        return said(folder)
+
+    folders = tmp_path / "fused", tmp_path / "plain"
+    for folder in folders:
+        folder.mkdir()
+    fused, plain = told(folders[0], fused=True), told(folders[1], fused=False)
+    one, other = fused.frame("gradients", 0), plain.frame("gradients", 0)
+    assert (one.rows, one.columns) == (other.rows, other.columns)
+    np.testing.assert_allclose(one.values, other.values, rtol=1e-3, atol=1e-6)
+    found: set[str] = set()
+    for step, cells in plain.steps().items():
+        norms = {name: value for name, value in cells.items() if "norm" in name}
+        assert norms == pytest.approx({n: fused.steps()[step][n] for n in norms}, rel=1e-3)
+        found |= norms.keys()
+    assert len(found) == 1 + several
 
 
 def test_a_scaler_that_skips_every_step_is_heard(tmp_path: Path) -> None:

@@ -94,6 +94,14 @@ def test_the_norm_of_some_of_the_tensors_is_no_estimate() -> None:
         assert row["gradient_nonfinite"] == blocks.bad
 
 
+def test_the_scale_of_a_loss_may_come_later_than_the_norms() -> None:
+    reading = exact(3.0, 4.0)
+    reading.scale = HostCopy(torch.tensor([4.0]))
+    assert not reading.ready
+    assert reading.ready
+    assert Steps()(reading)["gradient_norm"] == 1.25
+
+
 def test_other_optimizers_alone_have_no_norm_to_say() -> None:
     reading = exact(3.0)
     reading.primary = False
