@@ -47,6 +47,7 @@ from tocsin.store.errors import DamagedStore, StoreError, StoreUnavailable
 from tocsin.store.manifest import manifest_path, quoted, run_folder
 from tocsin.store.parquet.tables import Table
 from tocsin.store.storage.local import LocalStorage
+from tocsin.store.storage.port import Overtaken
 from tocsin.store.values import StoredRun
 from tocsin.stream_rules.testing import RunBuilder
 
@@ -68,6 +69,20 @@ class Flaky(LocalStorage):
             made.unlink()
             raise StoreUnavailable("No space left on device")
         super().move_in(path, made)
+
+
+class Unheard(LocalStorage):
+    """Of its first write the answer is lost, and that write is refused when it is sent again."""
+
+    lost = False
+
+    def replace(self, path: str, data: bytes, *, expected: str | None) -> str:
+        """Writes, and says that somebody else did."""
+        version = super().replace(path, data, expected=expected)
+        if not self.lost:
+            self.lost = True
+            raise Overtaken(path)
+        return version
 
 
 def of_telemetry(rows: Rows) -> Counter[str]:
@@ -101,6 +116,21 @@ def write(
 
 
 # -- outages -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", ["flush", "merge"])
+def test_a_write_whose_answer_is_lost_deletes_none_of_its_files(tmp_path: Path, at: str) -> None:
+    plain, unheard = open_store(tmp_path), Store(Unheard(tmp_path))
+    write(plain, MADE.telemetry[:20])
+    write(unheard if at == "flush" else plain, MADE.telemetry[20:])
+    compact(unheard, "run-1", "telemetry", topics=TOPICS)
+
+    assert isinstance(unheard.storage, Unheard)
+    assert unheard.storage.lost
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.parquet")} == {
+        file.path for file in plain.manifests("run-1")["telemetry"].files
+    }
+    assert of_telemetry(stored_rows(plain, "run-1")) == of_telemetry(expected_rows(MADE.telemetry))
 
 
 async def test_a_full_disk_loses_nothing_and_is_said_once(

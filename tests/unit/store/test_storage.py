@@ -6,13 +6,15 @@ import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import obstore
 import pytest
 
 from tocsin.store.errors import StoreUnavailable, UnusableStore
 from tocsin.store.storage.local import LocalStorage
 from tocsin.store.storage.opening import open_storage
-from tocsin.store.storage.port import Overtaken, Storage
+from tocsin.store.storage.port import Content, Overtaken, Storage
 
 Opened = Callable[[], Storage]
 
@@ -51,6 +53,23 @@ def test_a_small_file_is_replaced_only_by_who_has_read_it(opened: Opened) -> Non
     again = first.read("run=a%3Ab/one.json")
     assert again is not None
     assert again.data == b"2"
+
+
+def test_a_write_to_a_bucket_that_is_sent_again_is_its_own(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = open_storage(f"s3://runs/{tmp_path.name}", {"endpoint": endpoint})
+    put = obstore.put
+
+    def unanswered(*args: Any, **options: Any) -> Any:
+        put(*args, **options)
+        return put(*args, **options)
+
+    monkeypatch.setattr(obstore, "put", unanswered)
+    first = storage.replace("run=a/one.json", b"1", expected=None)
+    second = storage.replace("run=a/one.json", b"2", expected=first)
+
+    assert storage.read("run=a/one.json") == Content(b"2", second)
 
 
 def test_files_are_listed_fetched_and_deleted(opened: Opened) -> None:

@@ -104,7 +104,10 @@ def flush(
             store.storage.replace(path, new.encode(), expected=expected)
         except Overtaken:
             # A merge, or a worker that has the partition by now. What it wrote is covered then.
-            store.storage.delete([file.path for file in files])
+            # Or it was this write, whose answer was lost: its files are named, and stay.
+            content = store.storage.read(path)
+            named = () if content is None else Manifest.decode(content.data, path).files
+            store.storage.delete({file.path for file in files} - {file.path for file in named})
             continue
         crash("manifest_written")
         rows = sum(file.rows for file in files)

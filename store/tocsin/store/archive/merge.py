@@ -181,9 +181,11 @@ def _swap(
         return manifest.model_copy(update={"files": (*kept, merged)})
 
     if _change(store, run_id, family, change) is None:
-        # Somebody else has merged them meanwhile.
-        store.storage.delete([merged.path])
-        return
+        # Somebody else has merged them meanwhile, or the answer to this very change was lost.
+        now = _manifest(store, run_id, family)
+        if now is None or merged.path not in {file.path for file in now.files}:
+            store.storage.delete([merged.path])
+            return
     crash("merge_named")
     store.storage.delete(gone)
 
