@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tocsin.schemas.records.collections import MODES, Mode
 from tocsin.schemas.records.issues import IssueFiring
@@ -32,11 +33,15 @@ from tocsin.store.export.tensorboard_events import (
     version_record,
 )
 from tocsin.store.run import Run
+from tocsin.store.values import Integers
 
 FILE: Final = "events.out.tfevents.0000000000.tocsin"
 
 FOLLOW_S: Final = 5.0
 """Pause between two readings of a run that is followed."""
+
+_OPEN_STEPS: Final = 16
+"""Of so many steps, the newest with summaries, parts may still come."""
 
 _US: Final = 1e6
 _NEEDED: Final = ("min", *(name for name, _ in QUANTILES), "max", "numel", "mean", "std")
@@ -53,9 +58,11 @@ class Written:
 
 @dataclass(slots=True)
 class _Exported:
-    """Up to where a series is written, and which issue in which state."""
+    """The steps of each series as they are written, the tensors of the newest steps, and which
+    issue in which state."""
 
-    steps: dict[tuple[str, ...], int] = field(default_factory=dict)
+    steps: dict[tuple[str, ...], Integers] = field(default_factory=dict)
+    tensors: dict[tuple[str, ...], dict[int, set[str]]] = field(default_factory=dict)
     issues: set[tuple[str, str, int]] = field(default_factory=set)
 
 
@@ -124,7 +131,7 @@ class TensorBoardExport:
     def _scalars(self) -> None:
         for one in scalars_of(self._run):
             series, key = one.series, ("scalar", one.mode, str(one.rank), one.series.name)
-            new = series.steps > self._exported.steps.get(key, -1)
+            new = _new(series.steps, self._exported.steps.get(key))
             if not new.any():
                 continue
             file, tag = self._file(one.mode, one.rank), plain_line(series.name)
@@ -136,7 +143,7 @@ class TensorBoardExport:
             ):
                 file.write(scalar_record(tag, value, step=step, at_s=at_us / _US))
                 self.written.scalars += 1
-            self._exported.steps[key] = int(series.steps[-1])
+            self._exported.steps[key] = series.steps
 
     def _histograms(self) -> None:
         run = self._run
@@ -155,11 +162,16 @@ class TensorBoardExport:
             return
         clock = run.tensor(found.rows[0], collection).statistic(_NEEDED[0], rank, mode)
         at_s = dict(zip(clock.steps.tolist(), (clock.at_us / _US).tolist(), strict=True))
-        last = self._exported.steps.get(key, -1)
+        written = self._exported.tensors.setdefault(key, {})
+        oldest = min(written) if len(written) >= _OPEN_STEPS else -1
         for column, step in enumerate(found.steps.tolist()):
-            if step <= last:
+            if step < oldest:
                 continue
+            here = written.setdefault(step, set())
             for row in np.flatnonzero(found.present[:, column]):
+                if found.rows[row] in here:
+                    continue
+                here.add(found.rows[row])
                 cells = {name: float(one[row, column]) for name, one in found.values.items()}
                 distribution = _distribution(cells)
                 if usable(distribution):
@@ -168,7 +180,8 @@ class TensorBoardExport:
                         histogram_record(tag, distribution, step=step, at_s=at_s.get(step, 0.0))
                     )
                     self.written.histograms += 1
-            self._exported.steps[key] = step
+            if len(written) > _OPEN_STEPS:
+                del written[min(written)]
 
     def _issues(self) -> None:
         for issue in self._run.issues():
@@ -185,6 +198,16 @@ class TensorBoardExport:
                 )
             )
             self.written.issues += 1
+
+
+def _new(steps: Integers, written: Integers | None) -> npt.NDArray[np.bool_]:
+    """Which points are not written yet: a step has several (batches of an evaluation), of which
+    later ones come behind the others. Steps ascend."""
+    if written is None:
+        return np.ones(steps.size, np.bool_)
+    before = np.searchsorted(written, steps, "right") - np.searchsorted(written, steps)
+    earlier: Integers = np.arange(steps.size) - np.searchsorted(steps, steps)
+    return earlier >= before
 
 
 def issue_text(issue: IssueFiring) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tocsin.store import Run
+from support.records.on_bus import send
+from tocsin.bus.embedded.bus import EmbeddedBus
+from tocsin.schemas.topics import Topics
+from tocsin.store import Run, open_run
 from tocsin.store.errors import StoreUnavailable
 from tocsin.store.export.tensorboard import FILE, TensorBoardExport
 from tocsin.store.export.tensorboard_events import Distribution, histogram_record, plain, usable
 from tocsin.store.export.tfrecord import crc32c, record, single, varint
+from tocsin.stream_rules.testing import RunBuilder
 
 
 def events(folder: Path) -> Any:
@@ -28,8 +33,6 @@ def events(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, exported_bus: Path) -> Path:
-    from tocsin.store import open_run
-
     folder = tmp_path_factory.mktemp("tb")
     export = TensorBoardExport(open_run("run-1", bus=exported_bus), folder)
     export.write()
@@ -131,6 +134,50 @@ def test_a_run_that_is_followed_is_written_until_it_ends(run: Run, tmp_path: Pat
     ended = TensorBoardExport(run, tmp_path / "ended")
     ended.follow(lambda: pytest.fail("it has ended"))
     ended.close()
+
+
+def test_what_comes_later_for_a_step_is_written_too(tmp_path: Path) -> None:
+    bus = tmp_path / "bus.db"
+    run = RunBuilder("run-1")
+    columns: dict[str, Any] = {
+        **dict.fromkeys(("p05", "p25", "p50", "p75", "p95", "mean", "std"), 1.0),
+        **{"min": 0.0, "max": 2.0},
+    }
+
+    def publish(tensor: str, *steps: int) -> None:
+        start = len(run.records)
+        run.steps([2, 2], mode="eval", columns={"loss": [1.0, 2.0]})
+        run.tensors(2, "weights", (tensor,), columns=columns)
+        for step in steps:
+            run.steps([step], loss=float(start))
+
+        async def fill() -> None:
+            async with EmbeddedBus(bus) as opened:
+                await opened.init(Topics().specs())
+                await send(opened, run.records[start:])
+
+        asyncio.run(fill())
+
+    publish("w0", 0, 1, 2)
+    followed = TensorBoardExport(open_run("run-1", bus=bus), tmp_path / "followed")
+    waits = iter([lambda: publish("w1", 3), lambda: publish("w2", 1, 4)])
+
+    def wait() -> bool:
+        more = next(waits, None)
+        if more is not None:
+            more()
+        return more is not None
+
+    followed.follow(wait)
+    once = TensorBoardExport(open_run("run-1", bus=bus), tmp_path / "once")
+    once.write()
+    for export in (followed, once):
+        export.close()
+
+    assert followed.written == once.written
+    for folder in ("run-1", "run-1/eval"):
+        losses = [events(tmp_path / name / folder).Scalars("loss") for name in ("followed", "once")]
+        assert len({tuple(sorted((one.step, one.value) for one in each)) for each in losses}) == 1
 
 
 def test_a_folder_that_cannot_be_written_to_is_told(run: Run, tmp_path: Path) -> None:
