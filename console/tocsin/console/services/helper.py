@@ -176,7 +176,7 @@ class Helper:
             for service in (self._rules, self._actions)
         ]
         rules, actions = self._workers
-        self._archive = OwnArchive(bus, context, run_id, since_ms=since_ms, crash=crash)
+        self._archive = OwnArchive(bus, context, run_id, crash=crash)
         self._heartbeat = Heartbeat(
             target_of(context),
             sender=run_name(run_id),

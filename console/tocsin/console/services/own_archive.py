@@ -37,11 +37,7 @@ def installed() -> bool:
 
 
 class OwnArchive:
-    """Archives one run of an embedded bus, if the configuration wants it.
-
-    Args:
-        since_ms: when the run began, at the earliest.
-    """
+    """Archives one run of an embedded bus, if the configuration wants it."""
 
     def __init__(
         self,
@@ -49,13 +45,11 @@ class OwnArchive:
         context: CommandContext,
         run_id: str,
         *,
-        since_ms: int,
         crash: Callable[[str], None] = no_crash,
     ) -> None:
         self._bus = bus
         self._context = context
         self._run_id = run_id
-        self._since_ms = since_ms
         self._crash = crash
         self._every_s = context.settings.store.every.total_seconds()
         self._enabled = context.settings.store.enabled
@@ -102,7 +96,6 @@ class OwnArchive:
                     self._run_id,
                     topics=topics,
                     now_ms=unix_ms,
-                    since_ms=self._since_ms,
                     over=over,
                     crash=self._crash,
                 )

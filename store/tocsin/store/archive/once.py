@@ -52,14 +52,12 @@ async def archive_run(
     *,
     topics: Topics,
     now_ms: Callable[[], int],
-    since_ms: int = 0,
     over: bool = False,
     crash: Callable[[str], None] = no_crash,
 ) -> Archived:
     """Write what the bus has of a run by now, and the store has not. Files are written in a thread.
 
     Args:
-        since_ms: when the run began, at the earliest (Unix, milliseconds): nothing older is read.
         over: nothing more is to come: sort the files by tensor.
 
     Raises:
@@ -68,7 +66,7 @@ async def archive_run(
     """
     done = Archived()
     for family in FAMILIES:
-        await _family(bus, store, run_id, family, topics, now_ms, since_ms, over, crash, done)
+        await _family(bus, store, run_id, family, topics, now_ms, over, crash, done)
         if over:
             await asyncio.to_thread(compact, store, run_id, family, topics=topics, crash=crash)
             continue
@@ -85,7 +83,6 @@ async def _family(
     family: Family,
     topics: Topics,
     now_ms: Callable[[], int],
-    since_ms: int,
     over: bool,
     crash: Callable[[str], None],
     done: Archived,
@@ -96,8 +93,8 @@ async def _family(
     starts: dict[Partition, From] = {}
     for partition in partitions:
         known = None if manifest is None else manifest.covered.get(partition.topic)
-        start_ms = since_ms if known is None else known.append_ms
-        starts[partition] = From.time(start_ms) if start_ms else EARLIEST
+        # From the beginning: an earlier training of the run may have come to no archive.
+        starts[partition] = From.time(known.append_ms) if known is not None else EARLIEST
 
     async def write(records: list[Taken]) -> None:
         flushed = await asyncio.to_thread(

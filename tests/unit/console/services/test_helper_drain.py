@@ -1,4 +1,4 @@
-"""In which order the helper ends its parts."""
+"""In which order the helper ends its parts, and what it archives at the end."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from typing import cast
 
 import pytest
 
+from support.records.on_bus import send
 from tocsin.console.context import read_context
 from tocsin.console.services.helper import Helper, Orders
 from tocsin.emitter.node.publisher import NodeReport
 from tocsin.runtime.worker import Worker
+from tocsin.schemas.monotonic_clock import unix_ms
+from tocsin.store import open_run
+from tocsin.stream_rules.testing import RunBuilder
 
 
 class SlowReport:
@@ -57,3 +61,26 @@ async def test_the_last_samples_are_published_before_the_rules_drain(
         async with asyncio.timeout(30):
             assert await running == 0
     assert log == ["last frame", "drain", "drain"]
+
+
+async def test_a_training_that_no_helper_has_archived_is_archived_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    context = read_context(None, f"embedded:{tmp_path}/bus.db", environ={})
+    first = RunBuilder("r1", incarnation="first")
+    first.steps(range(3), loss=1.0)
+    async with context.open_bus() as bus:
+        await bus.init(context.topics.specs())
+        await send(bus, first.records)
+        orders = Orders()
+        helper = Helper(
+            bus, context, run_id="r1", since_ms=unix_ms() + 1, notify=(), allow_command=(),
+            stop=True, orders=orders, report=None,
+        )  # fmt: skip
+        orders.drain_s = 10.0
+        orders.changed.set()
+        async with asyncio.timeout(30):
+            assert await helper.run(asyncio.Event()) == 0
+    run = open_run("r1", store=tmp_path / "store", incarnation="first")
+    assert run.steps().tolist() == [0, 1, 2]
