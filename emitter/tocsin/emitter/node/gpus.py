@@ -240,8 +240,8 @@ class Gpus:
                 continue
             found.update((name, float(value)) for name, value in columns.items())
         if found:
-            for read, error in failed.items():
-                self._count_failure(n, read, error)
+            for read, why in failed.items():
+                self._count_failure(n, read, why)
         return found, list(failed.values())
 
     def _count_failure(self, n: int, read: _Read, error: Exception) -> None:

@@ -160,13 +160,13 @@ def test_what_comes_later_for_a_step_is_written_too(tmp_path: Path) -> None:
 
     publish("w0", 0, 1, 2)
     followed = TensorBoardExport(open_run("run-1", bus=bus), tmp_path / "followed")
-    waits = iter([lambda: publish("w1", 3), lambda: publish("w2", 1, 4)])
+    parts: list[tuple[str, int, *tuple[int, ...]]] = [("w1", 3), ("w2", 1, 4)]
 
     def wait() -> bool:
-        more = next(waits, None)
-        if more is not None:
-            more()
-        return more is not None
+        if not parts:
+            return False
+        publish(*parts.pop(0))
+        return True
 
     followed.follow(wait)
     once = TensorBoardExport(open_run("run-1", bus=bus), tmp_path / "once")
