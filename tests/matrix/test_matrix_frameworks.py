@@ -28,6 +28,7 @@ from tocsin.emitter.checkpoints.pins import pin
 from tocsin.emitter.hooks import torch_patches
 from tocsin.emitter.run import Run
 from tocsin.emitter.stop import exit_points
+from tocsin.emitter.stop import rank as rank_module
 from tocsin.emitter.training.context import current
 from tocsin.schemas.records.checkpoints import CheckpointWritten
 from tocsin.schemas.records.program_facts import TrainingPlanned
@@ -302,7 +303,10 @@ def test_a_stop_ends_fit_in_good_order(watched: Path, least: int) -> None:
     assert max(found.steps()) == (6 if least else 5)
 
 
-def test_fit_saves_a_checkpoint_if_the_stop_asks_for_it(watched: Path) -> None:
+@pytest.mark.parametrize("least", [0, 1000], ids=["validates first", "must make more steps first"])
+def test_fit_saves_a_checkpoint_if_the_stop_asks_for_it(
+    watched: Path, monkeypatch: pytest.MonkeyPatch, least: int
+) -> None:
     lightning = needed("lightning.pytorch")
     from tocsin.emitter.lightning import TocsinCallback
 
@@ -313,10 +317,13 @@ def test_fit_saves_a_checkpoint_if_the_stop_asks_for_it(watched: Path) -> None:
             if trainer.global_step == 5:
                 stop_now(checkpoint="save")
 
+    monkeypatch.setattr(rank_module, "FRAMEWORK_STOP_WAIT_S", 0.0)
     module = digits(lightning, functional=True, losses=[])
-    trainer = lightning_trainer(lightning, watched, [Ends(), TocsinCallback()], max_epochs=1000)
+    trainer = lightning_trainer(
+        lightning, watched, [Ends(), TocsinCallback()], max_epochs=1000, min_steps=least
+    )
     with pytest.raises(SystemExit):
-        trainer.fit(module, loader())
+        trainer.fit(module, loader(), loader())
     current.session.end()  # type: ignore[union-attr]
     (decided,) = said(watched).of(StopCheckpoint)
     assert (decided.decision, decided.reason) == ("saved", "")
@@ -491,6 +498,41 @@ def test_the_trainer_saves_a_checkpoint_if_the_weights_are_finite(
         assert decided.checkpoint is not None
         assert decided.checkpoint.path == str(watched / "out" / "checkpoint-4")
         assert (watched / "out" / "checkpoint-4" / "trainer_state.json").exists()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"eval_steps": 4}, {"eval_steps": 4, "save_strategy": "best"}, {"eval_strategy": "epoch"}],
+    ids=["at the step", "at the step, and saves the best", "at the end of the epoch"],
+)
+def test_a_stop_has_the_trainer_save_without_its_evaluation(
+    watched: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    transformers = needed("transformers")
+    from tocsin.emitter.transformers import TocsinCallback
+
+    seen: list[str] = []
+
+    class Ends(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 3:
+                stop_now(checkpoint="save")
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            seen.append(f"end after {state.global_step}")
+
+    monkeypatch.setattr(rank_module, "FRAMEWORK_STOP_WAIT_S", 0.0)
+    given = {"metric_for_best_model": "loss", "save_steps": 500, **more}
+    trainer = hugging_face(watched, [Ends(), TocsinCallback()], max_steps=1000, **given)
+    with pytest.raises(SystemExit):
+        trainer.train()
+    current.session.end()  # type: ignore[union-attr]
+    found = said(watched)
+    (decided,) = found.of(StopCheckpoint)
+    assert (decided.decision, decided.reason) == ("saved", "")
+    assert (watched / "out" / "checkpoint-4" / "trainer_state.json").exists()
+    assert seen == ["end after 4"]
+    assert marks(found, "evaluation") == []
 
 
 def test_the_rotation_of_the_trainer_leaves_the_pin(tmp_path: Path) -> None:

@@ -108,19 +108,20 @@ class TocsinCallback(_Base):  # type: ignore[valid-type, misc]  # found when it 
         batch: object,
         batch_idx: int,
     ) -> None:
-        """A batch was trained on: record what was logged, as often as loggers do."""
+        """A batch was trained on: record what was logged, as often as loggers do; where a stop asks
+        for a checkpoint, save it first.
+        """
+        # Here and not when the loop has ended: Lightning may validate in between, for longer than a
+        # stop waits, or must make more steps first.
+        if self._saving:
+            self._saving = False
+            self._framework.safely(trainer.save_checkpoint, _checkpoint_path(trainer))
         step = self._framework.last_step
         if step is None or step == self._logged:
             return  # a micro-batch: the optimizer has made no step
         if (step + 1) % max(1, trainer.log_every_n_steps) == 0 or trainer.should_stop:
             self._logged = step
             self._framework.safely(self._log_step, trainer)
-
-    def on_train_end(self, trainer: Trainer, pl_module: object) -> None:
-        """The loop has ended: a stop may want a checkpoint of it."""
-        if self._saving:
-            self._saving = False
-            self._framework.safely(trainer.save_checkpoint, _checkpoint_path(trainer))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: object) -> None:
         """An epoch was trained on."""

@@ -32,6 +32,7 @@ class Control(Protocol):
     """What is used of TrainerControl."""
 
     should_training_stop: bool
+    should_evaluate: bool
     should_save: bool
 
 
@@ -72,8 +73,18 @@ class TocsinCallback(TrainerCallback):  # type: ignore[misc]  # transformers has
         """A step was made. The Trainer ends its loop here if a stop is due."""
         if self._stopping:
             control.should_training_stop = True
+            # It would come before the checkpoint, and may last longer than a stop waits.
+            control.should_evaluate = False
             if self._saving:
                 control.should_save = True
+        return control
+
+    def on_epoch_end(
+        self, args: object, state: object, control: Control, **kwargs: object
+    ) -> Control:
+        """An epoch has ended, perhaps early by a stop: then it is not evaluated either."""
+        if self._stopping:
+            control.should_evaluate = False
         return control
 
     def on_train_end(self, args: object, state: object, control: Control, **kwargs: object) -> None:
