@@ -603,8 +603,15 @@ def test_only_tensors_that_are_saved_in_the_store_count(
     assert manifest.size_bytes - sum(file.size_bytes for file in manifest.files) == counted
 
 
+@pytest.mark.parametrize(
+    "finish",
+    [
+        lambda store: make_room(store, Keep(), 1),
+        lambda store: Upkeep(store, topics=TOPICS, keep=Keep()).run_due(1),
+    ],
+)
 def test_a_deletion_that_was_killed_is_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finish: Callable[[Store], object]
 ) -> None:
     store = open_store(tmp_path)
     write(store, MADE.telemetry)
@@ -615,7 +622,7 @@ def test_a_deletion_that_was_killed_is_finished(
 
     assert list(store.runs()) == []
     assert store.manifests("run-1") == {}
-    Upkeep(store, topics=TOPICS, keep=Keep()).run_due(1)
+    finish(store)
     assert not (tmp_path / run_folder("run-1")).exists()
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
 from tocsin.schemas.store_paths import TENSORS
-from tocsin.store.catalog import Store, stored_run
+from tocsin.store.catalog import READERS, Store, stored_run
 from tocsin.store.errors import DamagedStore, StoreUnavailable
 from tocsin.store.manifest import FAMILIES, SUFFIX, WHOLE_RUN, Manifest, quoted, run_folder
 from tocsin.store.storage.port import Overtaken
@@ -83,11 +84,14 @@ def _ended_ms(run: StoredRun) -> int:
 
 
 def make_room(store: Store, keep: Keep, now_ms: int) -> Sequence[ExpiredRun]:
-    """Delete the expired runs, with a line in the log for each; what was deleted. Blocks.
+    """Delete the expired runs, with a line in the log for each, after what a crash has left of
+    others; what was deleted. Blocks.
 
     Raises:
         StoreUnavailable, DamagedStore: as the store does.
     """
+    for folder in deleted_folders(store):
+        finish_deletion(store, folder)
     gone = []
     for one in expired_runs(store.runs(), keep, now_ms):
         if delete_run(store, one.run_id, now_ms):
@@ -194,10 +198,17 @@ def _without(manifest: Manifest, gone: frozenset[str]) -> Manifest:
 
 def deleted_folders(store: Store) -> Sequence[str]:
     """The folders of runs whose deletion was begun. Blocks."""
-    found = []
-    for folder in store.storage.folders():
+
+    def is_deleted(folder: str) -> bool:
         content = store.storage.read(f"{folder}/telemetry.json")
         with contextlib.suppress(DamagedStore):
-            if content is not None and Manifest.decode(content.data, folder).deleted:
-                found.append(folder)
-    return found
+            return content is not None and Manifest.decode(content.data, folder).deleted
+        return False
+
+    folders = store.storage.folders()
+    with ThreadPoolExecutor(READERS) as pool:
+        return [
+            one
+            for one, deleted in zip(folders, pool.map(is_deleted, folders), strict=True)
+            if deleted
+        ]

@@ -16,13 +16,7 @@ from tocsin.runtime.clock import Clock, SystemClock
 from tocsin.runtime.worker import no_crash
 from tocsin.schemas.topics import Topics
 from tocsin.store.archive.merge import compact, thin_out, wants_thinning
-from tocsin.store.archive.retention import (
-    Keep,
-    deleted_folders,
-    finish_deletion,
-    is_over,
-    make_room,
-)
+from tocsin.store.archive.retention import Keep, is_over, make_room
 from tocsin.store.catalog import Store
 from tocsin.store.errors import StoreError
 from tocsin.store.manifest import FAMILIES, Family, Manifest
@@ -139,10 +133,6 @@ class Upkeep:
         compact(self._store, run_id, family, topics=self._topics, crash=self._crash)
         return True
 
-    def _finish_deletion(self, folder: str) -> bool:
-        finish_deletion(self._store, folder)
-        return True
-
     def _sweep(self, now_ms: int) -> bool:
         self._store.storage.tidy(now_ms / 1000)
         for run in self._store.runs():
@@ -151,8 +141,6 @@ class Upkeep:
                 for family in FAMILIES:
                     self._try("sort", run.run_id, partial(self._compact, run.run_id, family))
         if self.keep is not None:
-            for folder in deleted_folders(self._store):
-                self._try("keep", folder, partial(self._finish_deletion, folder))
             make_room(self._store, self.keep, now_ms)
         return True
 
