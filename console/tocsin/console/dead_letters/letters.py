@@ -17,8 +17,9 @@ from tocsin.schemas.errors import ConfigurationError, RecordError
 from tocsin.schemas.records.dead_letters import DeadLetter
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import clip
-from tocsin.schemas.records.wire import read_event
+from tocsin.schemas.records.wire import BOOT, SEQ, read_event
 from tocsin.schemas.text import plain_line, time_text
+from tocsin.schemas.topics import Topics
 
 REDRIVEN: Final = "Redriven"
 """The `error` of a record that says that another dead letter was written back to its topic."""
@@ -148,10 +149,15 @@ def redriven(
     )
 
 
-def written_back(letter: Letter, dlq: str, *, by: str, now_ms: int) -> tuple[Outgoing, Outgoing]:
+def written_back(
+    letter: Letter, topics: Topics, *, by: str, now_ms: int
+) -> tuple[Outgoing, Outgoing]:
     """The record as it was, for its topic, and a note of that for the dead letters."""
     why, record = letter.why, letter.record
-    theirs = {name for name, _ in why.headers()}
+    left_out = {name for name, _ in why.headers()}
+    if why.topic == topics.telemetry:
+        # Its sender has sent later ones since, behind which it would pass for a repeat.
+        left_out |= {BOOT, SEQ}
     marker = DeadLetter(
         topic=why.topic,
         partition=why.partition,
@@ -166,9 +172,9 @@ def written_back(letter: Letter, dlq: str, *, by: str, now_ms: int) -> tuple[Out
             Partition(why.topic, why.partition),
             record.key,
             record.value,
-            tuple(header for header in record.headers if header[0] not in theirs),
+            tuple(header for header in record.headers if header[0] not in left_out),
         ),
-        Outgoing(Partition(dlq, record.partition.number), record.key, b"", marker.headers()),
+        Outgoing(Partition(topics.dlq, record.partition.number), record.key, b"", marker.headers()),
     )
 
 

@@ -127,7 +127,7 @@ def _records(
             return "it was written back already"
         if not letter.record.value:
             return "its value did not fit into the dead letter"
-        return written_back(letter, topics.dlq, by=by, now_ms=now_ms)
+        return written_back(letter, topics, by=by, now_ms=now_ms)
     same_run = (one for one in contents.ledger.values() if one.run_id == letter.delivery.run_id)
     entry = redriven(letter.delivery, same_run, by=by, now_ms=now_ms)
     return entry if isinstance(entry, str) else [delivery_record(topics, entry)]

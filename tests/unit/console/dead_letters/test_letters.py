@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from tocsin.runtime.dead_letters import dead_letter
 from tocsin.schemas.errors import ConfigurationError, MalformedRecord
 from tocsin.schemas.records.deliveries import Attempt, Delivery
 from tocsin.schemas.text import time_text
+from tocsin.stream_rules.testing import RunBuilder, issues_of
 
 FAILED = Delivery(
     delivery_id="7f8a4a1c-9f3b-5a2b-8a55-5b0c0c2b7d11",
@@ -79,7 +81,7 @@ def test_deliveries_and_records_are_told_apart_and_the_newest_counts() -> None:
 
 def test_a_record_is_written_back_to_the_byte() -> None:
     (letter,) = letters_of(read(POISON))
-    back, marker = written_back(letter, TOPICS.dlq, by="ana", now_ms=NOW_MS)
+    back, marker = written_back(letter, TOPICS, by="ana", now_ms=NOW_MS)
     assert (back.partition, back.key, back.value, back.headers) == (
         SICK.partition,
         SICK.key,
@@ -88,6 +90,25 @@ def test_a_record_is_written_back_to_the_byte() -> None:
     )
     (letter,) = letters_of(read(POISON, marker))
     assert state_of(letter, {}) == "redriven"
+
+
+def test_telemetry_that_is_written_back_is_no_repeat_of_its_sender() -> None:
+    run = RunBuilder("run-1")
+    run.started()
+    run.steps(range(5), loss=1.0)
+    run.steps([5], loss=float("nan"))
+    sick = run.records.pop()
+    run.steps(range(6, 20), loss=1.0)
+    poison = dead_letter(
+        sick, MalformedRecord("?"), topic=TOPICS.dlq, service="rules", software="", now_ms=NOW_MS
+    )
+    (letter,) = letters_of(read(poison))
+
+    back, _ = written_back(letter, TOPICS, by="ana", now_ms=NOW_MS)
+
+    late = replace(sick, offset=len(run.records) + 1, append_ms=run.now_ms, headers=back.headers)
+    assert [one.rule for one in issues_of(run.records)] == []
+    assert {one.rule for one in issues_of([*run.records, late])} == {"nonfinite"}
 
 
 def test_an_id_may_be_begun_but_not_ambiguous() -> None:
