@@ -57,7 +57,7 @@ class SkippedRuns:
         if self._skip is None:
             return frozenset()
         self._now_ms = now_ms
-        self._forget_served()
+        self._drop_silent()
         asked = {*runs, *self._records}
         for run in asked.union(self._served if served else ()):
             asked_ms, _ = self._answers.get(run, (-ASK_MS, False))
@@ -126,7 +126,7 @@ class SkippedRuns:
         self._served.pop(record.key, None)
         self._served[record.key] = record.partition, self._now_ms
 
-    def _forget_served(self) -> None:
+    def _drop_silent(self) -> None:
         while self._served:
             run, (_, heard_ms) = next(iter(self._served.items()))
             if heard_ms > self._now_ms - SERVED_MS:

@@ -338,7 +338,7 @@ def _swaps() -> None:
 
 
 def _let_go(*tensors: torch.Tensor) -> Released:
-    hooks.cleared.forget_left()
+    hooks.cleared.drop_left()
     return let_go(*tensors)
 
 

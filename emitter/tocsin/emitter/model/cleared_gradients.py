@@ -51,7 +51,7 @@ class Cleared:
         self.had = self._several = False
         self._fruitless = self._pause = 0
 
-    def forget_left(self) -> None:
+    def drop_left(self) -> None:
         """A tensor, which may be that gradient, must have no weak reference now."""
         self._left = None
 

@@ -77,7 +77,7 @@ class SavedStates:
     def pop(self, partition: int, run_id: str) -> dict[str, Snapshot]:
         """The states of a run by rule, which are forgotten here; those that can be read."""
         found: dict[str, Snapshot] = {}
-        for rule, (_, value) in self._forget(partition, run_id).items():
+        for rule, (_, value) in self._remove(partition, run_id).items():
             try:
                 found[rule] = Snapshot.decode(value)
             except RecordError as error:
@@ -91,7 +91,7 @@ class SavedStates:
                 run_id, heard_ms = next(iter(heard.items()))
                 if heard_ms > self._newest_ms - STATE_KEEP_MS:
                     break
-                self._forget(partition, run_id)
+                self._remove(partition, run_id)
 
     def release(self, partitions: Collection[int]) -> None:
         """Forget these partitions."""
@@ -105,7 +105,7 @@ class SavedStates:
         heard.pop(run_id, None)
         heard[run_id] = heard_ms
 
-    def _forget(self, partition: int, run_id: str) -> Mapping[str, tuple[int, bytes]]:
+    def _remove(self, partition: int, run_id: str) -> Mapping[str, tuple[int, bytes]]:
         self._heard.get(partition, {}).pop(run_id, None)
         states = self._runs.get(partition, {}).pop(run_id, {})
         self._outlived.difference_update({(partition, run_id, rule) for rule in states})
