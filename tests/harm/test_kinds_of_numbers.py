@@ -123,7 +123,9 @@ class Late(nn.Module):  # type: ignore[misc]  # torch has no types here
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(4, 3), nn.LazyLinear(3)
+        # Where a test has used the compiler, a model of which no module is seen may be compiled.
+        self.first = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+        self.second = nn.LazyLinear(3)
         self.late = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -111,8 +111,10 @@ class World:
             yield bus
 
     def spec(self, cleanup: Cleanup = "delete", **options: Any) -> TopicSpec:
-        """A topic of its own with 4 partitions, kept for an hour unless told otherwise."""
-        options = {"partitions": 4, "retention_ms": 3_600_000} | options
+        """A topic of its own with 4 partitions; unless told otherwise records are kept for an hour,
+        the newest of their keys for good."""
+        retention_ms = 3_600_000 if cleanup == "delete" else None
+        options = {"partitions": 4, "retention_ms": retention_ms} | options
         return TopicSpec(f"{self.prefix}.{next(_numbers)}", cleanup=cleanup, **options)
 
     def child(self, mode: str, *arguments: str) -> subprocess.Popen[str]:
