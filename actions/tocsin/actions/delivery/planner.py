@@ -146,9 +146,15 @@ class Planner(Known):
                     yield delivery, Decision("suppressed", why)
             elif explains and delivery.occasion in STARTS and delivery.issue_state != "resolved":
                 held = self._decisions.inhibited(issue_of(delivery), self)
-                if held is not None:
+                if held is None:
+                    continue
+                # A notice that was not sent is not repeated either. Repeats of what was sent are
+                # asked about when they are due.
+                repeats = self._ledger.repeats(delivery.issue_id)
+                repeats = [one for one in repeats if one.action == delivery.action]
+                for one in (delivery, *repeats):
                     yield (
-                        delivery.model_copy(update={"held": held.by}),
+                        one.model_copy(update={"held": held.by}),
                         Decision("suppressed", held.reason),
                     )
 

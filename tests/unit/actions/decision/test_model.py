@@ -6,7 +6,7 @@ The model keeps every event and every outcome, and answers each question by goin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -137,6 +137,9 @@ def fits(match: Match, labels: Mapping[str, str]) -> bool:
     return True
 
 
+HOLDS = ("silence", "inhibition", "time_window", "cause")
+
+
 @dataclass
 class Model:
     """Everything that has happened, and what came of it by receiver."""
@@ -207,18 +210,21 @@ class Model:
         return [event for event in newest.values() if event.state != "resolved"]
 
     def told(self, issue_id: str, name: str) -> bool:
-        return any(
-            done.get(name) == "sent" and event.state != "resolved"
-            for event, done in self.past
-            if event.issue_id == issue_id
-        )
+        sent = self.newest_time(issue_id, name, ("sent",))
+        return 0 < sent >= self.newest_time(issue_id, name, HOLDS)
 
     def was_held(self, issue_id: str, name: str) -> bool:
-        return any(
-            done.get(name) in ("silence", "inhibition", "time_window", "cause")
-            for event, done in self.past
-            if event.issue_id == issue_id
-        )
+        held = self.newest_time(issue_id, name, HOLDS)
+        return held > self.newest_time(issue_id, name, ("sent",))
+
+    def newest_time(self, issue_id: str, name: str, what: Sequence[str]) -> int:
+        """The last time that the condition came and this was done about it; 0: never."""
+        times = newest = 0
+        for event, done in self.past:
+            if event.issue_id == issue_id and event.state != "resolved":
+                times += event.state == "firing"
+                newest = times if done.get(name) in what else newest
+        return newest
 
     def caused(self, event: Event, cause: str, name: str) -> bool:
         told: Severity | None = None

@@ -155,6 +155,17 @@ async def test_the_end_of_an_issue_that_came_back_unheard_is_not_told() -> None:
     assert (end.state, end.reason) == ("suppressed", START_NOT_SENT)
 
 
+async def test_what_was_withdrawn_is_late_where_notices_are_repeated_too() -> None:
+    actions = virtual(INHIBIT + "defaults: {repeat_interval: 1h}\n")
+    await actions.take(SPIKE, CAUSE)
+    await actions.until(60_000)
+    assert {one.state for one in became(actions, SPIKE)} == {"suppressed"}
+    await actions.take(issue(resolved=True), GOES_ON)
+    await actions.until(120_000)
+    sent = [one for one in became(actions, SPIKE) if one.state == "delivered"]
+    assert [one.occasion for one in sent] == ["late"]
+
+
 async def test_a_cause_that_is_soon_over_does_not_end_the_repeats() -> None:
     actions = virtual(INHIBIT + "defaults: {repeat_interval: 1h}\n")
     await actions.take(SPIKE)
