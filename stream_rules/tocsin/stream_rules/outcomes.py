@@ -10,6 +10,7 @@ from tocsin.schemas.records.checkpoints import Checkpoint
 from tocsin.schemas.records.issues import Evidence, Fact, Series, Severity, Subject
 
 if TYPE_CHECKING:
+    from tocsin.schemas.records.frames import StepFrame
     from tocsin.stream_rules.reading.run_facts import RunFacts
 
 
@@ -29,6 +30,11 @@ class Moment:
     rank: int = 0
     boot: str = ""
     seq: int = 0
+
+    def step_of(self, frame: StepFrame) -> int:
+        """The last step of a frame of training that has some, on the run's count: what the user has
+        logged may be at a step of another one."""
+        return min(int(frame.steps[-1]), self.run.last_step or 0)
 
 
 _NO_EVIDENCE: Final = Evidence()

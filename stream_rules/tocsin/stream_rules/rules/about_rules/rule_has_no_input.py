@@ -80,8 +80,7 @@ class RuleHasNoInput(Rule[RuleHasNoInputParams, _State]):
         _note(self.state.scalars, (f"{frame.mode}/{name}" for name in frame.columns))
         if self.state.said or frame.mode != "train" or not frame.steps.size:
             return
-        # What the user has logged may be at a step of another count.
-        step = min(int(frame.steps[-1]), at.run.last_step or 0)
+        step = at.step_of(frame)
         if step >= self.params.grace:
             self.state.said = True
             waiting = [

@@ -96,9 +96,7 @@ class StalledTraining(Rule[StalledTrainingParams, _State]):
             return
         state = self.state
         if frame.mode == "train":
-            # What the user has logged may be at a step of another count.
-            step = min(int(frame.steps[-1]), at.run.last_step or 0)
-            state.last_step = max(state.last_step, step)
+            state.last_step = max(state.last_step, at.step_of(frame))
             seconds = frame.column("step_time_s")
             if seconds is not None:
                 state.steps = [*state.steps, *frame.steps.tolist()][-_RECENT:]
