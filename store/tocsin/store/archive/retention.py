@@ -84,14 +84,12 @@ def _ended_ms(run: StoredRun) -> int:
 
 
 def make_room(store: Store, keep: Keep, now_ms: int) -> Sequence[ExpiredRun]:
-    """Delete the expired runs, with a line in the log for each, after what a crash has left of
+    """Delete the expired runs, with a line in the log for each, and what a crash has left of
     others; what was deleted. Blocks.
 
     Raises:
         StoreUnavailable, DamagedStore: as the store does.
     """
-    for folder in deleted_folders(store):
-        finish_deletion(store, folder)
     gone = []
     for one in expired_runs(store.runs(), keep, now_ms):
         if delete_run(store, one.run_id, now_ms):
@@ -102,6 +100,9 @@ def make_room(store: Store, keep: Keep, now_ms: int) -> Sequence[ExpiredRun]:
                 extra={"action": "keep", "run_id": one.run_id},
             )
             gone.append(one)
+    # Last: one that cannot be finished keeps nobody from the others.
+    for folder in deleted_folders(store):
+        finish_deletion(store, folder)
     return gone
 
 
