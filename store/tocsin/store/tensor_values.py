@@ -10,10 +10,11 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 import numpy.typing as npt
 
+from tocsin.schemas.configuration.values import BUCKETS
 from tocsin.schemas.errors import require_extra
 from tocsin.schemas.records.saved_tensors import SavedTensor, TensorsSaved
 from tocsin.store.errors import DamagedStore, StoreError
-from tocsin.store.storage.opening import BUCKETS, open_storage
+from tocsin.store.storage.opening import open_storage
 from tocsin.store.storage.port import Storage
 
 Values = npt.NDArray[np.generic]

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final
 
 from tocsin.runtime.worker import no_crash
+from tocsin.schemas.configuration.values import BUCKETS
 from tocsin.schemas.ids import new_id
 from tocsin.schemas.records.saved_tensors import TensorsSaved
 from tocsin.store.archive.batch import Batch, Place, Taken, sort_out
@@ -24,7 +25,6 @@ from tocsin.store.manifest import (
     manifest_path,
 )
 from tocsin.store.parquet.tables import MAX_COLUMNS, Table
-from tocsin.store.storage.opening import BUCKETS
 from tocsin.store.storage.port import Overtaken, Storage
 
 CRASH_POINTS: Final = ("files_written", "manifest_written")

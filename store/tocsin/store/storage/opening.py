@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
+from tocsin.schemas.configuration.values import BUCKETS
 from tocsin.schemas.errors import require_extra
 from tocsin.store.errors import UnusableStore
 from tocsin.store.storage.local import LocalStorage
 from tocsin.store.storage.port import Storage
-
-BUCKETS: Final = ("s3://", "gs://", "az://")
 
 
 def open_storage(url: str | Path, options: Mapping[str, str] | None = None) -> Storage:
