@@ -115,6 +115,12 @@ def _together(first: Section, second: Section) -> Section:
             found[key] = chosen(numbers)
         else:
             found.pop(key, None)
+    modes = [one["modes"] for one in (first, second) if "modes" in one]
+    if len(modes) == 2:
+        (a, b) = modes
+        assert isinstance(a, dict)
+        assert isinstance(b, dict)
+        found["modes"] = {mode: _together(a.get(mode, {}), b.get(mode, {})) for mode in a | b}
     return found
 
 

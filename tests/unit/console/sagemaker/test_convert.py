@@ -134,6 +134,15 @@ def test_of_several_intervals_the_one_that_was_asked_for_counts(
     assert [one.every for one in config.capture.collections.values()] == [100]  # type: ignore[union-attr]
 
 
+def test_evaluations_of_what_is_one_collection_here_are_both_captured() -> None:
+    listed = [
+        {"CollectionName": name, "CollectionParameters": {f"{mode}.save_interval": "7"}}
+        for name, mode in (("relu_output", "eval"), ("outputs", "predict"))
+    ]
+    _, done = converted({**rule("Overfit"), "CollectionConfigurations": listed})
+    assert (done.text.count("eval:"), done.text.count("predict:")) == (1, 1), done.text
+
+
 def test_a_character_beyond_sixteen_bits_is_no_mistake() -> None:
     for text in ("😀", "\ud83d", "\\ud83d"):
         request = {"DebugRuleConfigurations": [rule("AllZero")], "HyperParameters": {"note": text}}
