@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
-from aiokafka.errors import UnknownTopicOrPartitionError
+from aiokafka.consumer.fetcher import Fetcher
+from aiokafka.errors import NotLeaderForPartitionError, UnknownTopicOrPartitionError
 
 from support.buses import Notes, World, assigned, collect, partitions, record, until
 from support.rules.fold_service import FoldService
@@ -243,6 +244,25 @@ async def test_a_broker_that_does_not_know_a_new_topic_yet_is_asked_again(
     assert asked == [[spec.name]] * 2
 
 
+async def test_a_broker_that_does_not_lead_a_new_topic_yet_is_asked_again(
+    kafka_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World("kafka", kafka_url)
+    proc, began = Fetcher._proc_offset_request, time.monotonic()
+
+    async def too_early(fetcher: Fetcher, *arguments: Any) -> Any:
+        if time.monotonic() < began + 3.5:
+            raise NotLeaderForPartitionError
+        return await proc(fetcher, *arguments)
+
+    monkeypatch.setattr(Fetcher, "_proc_offset_request", too_early)
+    servers = world.url.removeprefix("kafka://").split(",")
+    async with KafkaBus(servers, request_s=3.0) as bus:
+        began = time.monotonic()
+        (state,) = await bus.init([world.spec()])
+    assert state.exists
+
+
 async def test_new_topics_that_get_no_leader_in_time_are_named(
     kafka_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,7 +279,7 @@ async def test_new_topics_that_get_no_leader_in_time_are_named(
         return topics
 
     monkeypatch.setattr(AIOKafkaAdminClient, "describe_topics", described)
-    monkeypatch.setattr(topic_admin, "_SETTLE_S", 0.5)
+    monkeypatch.setattr(topic_admin, "SETTLE_S", 0.5)
     async with world.bus() as bus:
         with pytest.raises(BusUnavailable) as caught:
             await bus.init([led, leaderless])

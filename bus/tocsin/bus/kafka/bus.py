@@ -356,7 +356,8 @@ class KafkaBus:
         await self._start(client)
         try:
             with translated("counting records"):
-                async with asyncio.timeout(self._request_s):
+                # A broker tells of new partitions before it leads them: the client asks again.
+                async with asyncio.timeout(max(self._request_s, topic_admin.SETTLE_S)):
                     begins = await client.beginning_offsets(places)
                     ends = await client.end_offsets(places)
         finally:

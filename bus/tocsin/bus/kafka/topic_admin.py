@@ -23,7 +23,7 @@ _OPERATIONS: Final = {"Read": 3, "Write": 4, "Describe": 8}
 _LITERAL: Final = 3
 _ALLOW: Final = 3
 
-_SETTLE_S: Final = 15.0
+SETTLE_S: Final = 30.0
 """How long new topics may take until each partition has a leader."""
 
 _SEGMENT_BYTES: Final = 16 * 1024 * 1024
@@ -260,7 +260,7 @@ async def _settle(admin: AIOKafkaAdminClient, names: Sequence[str]) -> None:
     """Wait until these can be written to. Raises BusUnavailable: one cannot in time."""
     unsettled = list(names)
     with suppress(TimeoutError):
-        async with asyncio.timeout(_SETTLE_S):
+        async with asyncio.timeout(SETTLE_S):
             while unsettled:
                 found = await find_topics(admin, names)
                 unsettled = [text for name in names if (text := _unsettled(name, found.get(name)))]
@@ -269,7 +269,7 @@ async def _settle(admin: AIOKafkaAdminClient, names: Sequence[str]) -> None:
     if unsettled:
         others = f" and {len(unsettled) - 1} more topics" if len(unsettled) > 1 else ""
         raise BusUnavailable(
-            f"the topics were created, but are not ready after {_SETTLE_S:g} s: "
+            f"the topics were created, but are not ready after {SETTLE_S:g} s: "
             f"{unsettled[0]}{others}: check that all brokers are up, then run "
             "'tocsin bus init' again"
         )
