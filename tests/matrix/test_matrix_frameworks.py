@@ -333,6 +333,34 @@ def test_fit_saves_a_checkpoint_if_the_stop_asks_for_it(
     assert saved["global_step"] == 6
 
 
+def test_fit_saves_a_checkpoint_for_a_stop_in_its_validation(watched: Path) -> None:
+    lightning = needed("lightning.pytorch")
+    from tocsin.emitter.lightning import TocsinCallback
+
+    class Stops(lightning.Callback):  # type: ignore[misc, name-defined]
+        def on_validation_batch_start(
+            self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+        ) -> None:
+            if batch_idx == 1 and trainer.global_step == BATCHES:
+                stop_now(checkpoint="save")
+
+    module = digits(lightning, functional=True, losses=[])
+    trainer = lightning_trainer(lightning, watched, [Stops(), TocsinCallback()])
+    with pytest.raises(SystemExit):
+        trainer.fit(module, loader(), loader())
+    current.session.end()  # type: ignore[union-attr]
+    found = said(watched)
+    assert [left.edge for left in found.of(StopLeft)] == ["evaluation"]
+    (decided,) = found.of(StopCheckpoint)
+    assert (decided.decision, decided.reason) == ("saved", "")
+    assert decided.checkpoint is not None
+    assert decided.checkpoint.step == BATCHES - 1
+    with unwatched():
+        again = lightning_trainer(lightning, watched, [])
+        again.fit(module, loader(), loader(), ckpt_path=decided.checkpoint.path)
+    assert again.global_step == EPOCHS * BATCHES
+
+
 # -- Hugging Face
 
 

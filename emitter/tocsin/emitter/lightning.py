@@ -17,6 +17,7 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Final, Protocol, Unpack
 
 import torch
@@ -52,6 +53,7 @@ class Trainer(Protocol):
 
     should_stop: bool
     global_step: int
+    world_size: int
     default_root_dir: str
     checkpoint_callback: object
     sanity_checking: bool
@@ -115,7 +117,7 @@ class TocsinCallback(_Base):  # type: ignore[valid-type, misc]  # found when it 
         # stop waits, or must make more steps first.
         if self._saving:
             self._saving = False
-            self._framework.safely(trainer.save_checkpoint, _checkpoint_path(trainer))
+            self._framework.safely(_save, trainer)
         step = self._framework.last_step
         if step is None or step == self._logged:
             return  # a micro-batch: the optimizer has made no step
@@ -141,13 +143,15 @@ class TocsinCallback(_Base):  # type: ignore[valid-type, misc]  # found when it 
     def on_validation_start(self, trainer: Trainer, pl_module: object) -> None:
         """An evaluation begins; Lightning's trial before the first step is none."""
         if not trainer.sanity_checking:
-            self._framework.phase_begins("evaluation")
+            # Ranks leave an evaluation each for itself, and saving waits for all of them.
+            saver = partial(_save, trainer) if trainer.world_size == 1 else None
+            self._framework.evaluation_begins(saver)
 
     def on_validation_end(self, trainer: Trainer, pl_module: object) -> None:
         """An evaluation ends."""
         if not trainer.sanity_checking:
             self._framework.safely(self._log_evaluation, trainer)
-            self._framework.phase_ends("evaluation")
+            self._framework.evaluation_ends()
 
     def on_test_start(self, trainer: Trainer, pl_module: object) -> None:
         """A test begins."""
@@ -187,10 +191,12 @@ class TocsinCallback(_Base):  # type: ignore[valid-type, misc]  # found when it 
         self._framework.evaluated(kept, loss_among(values))
 
 
-def _checkpoint_path(trainer: Trainer) -> str:
-    """Where the trainer's own checkpoints are, or would be."""
+def _save(trainer: Trainer) -> str:
+    """Save a checkpoint where the trainer's own are, or would be; its path."""
     folder = getattr(trainer.checkpoint_callback, "dirpath", None) or trainer.default_root_dir
-    return os.path.join(folder, f"stop-step={trainer.global_step}.ckpt")
+    path = os.path.join(folder, f"stop-step={trainer.global_step}.ckpt")
+    trainer.save_checkpoint(path)
+    return path
 
 
 def _metrics(trainer: Trainer) -> Mapping[str, torch.Tensor]:

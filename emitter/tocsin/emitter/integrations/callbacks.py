@@ -24,7 +24,7 @@ from tocsin.emitter.hooks.torch_patches import hooks
 from tocsin.emitter.run import Run
 from tocsin.emitter.send.outbox import StepRow
 from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
-from tocsin.emitter.stop import exit_points
+from tocsin.emitter.stop import exit_points, saving
 from tocsin.emitter.stop.exception import StopTraining, take_over
 from tocsin.emitter.training.context import current
 from tocsin.emitter.training.training import Training
@@ -102,6 +102,17 @@ class Framework:
         hooks.hook_probes.phases.marks_evaluations = False
         take_over(end_loop)
 
+    def evaluation_begins(self, saver: saving.Saver | None) -> None:
+        """An evaluation begins, in which a stop that asks for a checkpoint calls `saver`: the loop
+        is left there, without a step at whose end the framework could save."""
+        self.phase_begins("evaluation")
+        saving.framework_saves(saver)
+
+    def evaluation_ends(self) -> None:
+        """It has ended."""
+        saving.framework_saves(None)
+        self.phase_ends("evaluation")
+
     def end(self) -> None:
         """The loop has ended. Raises StopTraining if that was because of a stop."""
         hooks.hook_probes.phases.marks_evaluations = True
@@ -119,6 +130,7 @@ class Framework:
         """An exception has left the loop."""
         hooks.hook_probes.phases.marks_evaluations = True
         take_over(None)
+        saving.framework_saves(None)
         for name in list(self._began):
             self.phase_ends(name)
 

@@ -80,6 +80,7 @@ writes = Writes()
 """Those of this process."""
 
 _saver: Saver | None = None
+_framework_saver: Saver | None = None
 
 
 def on_stop(saver: Saver | None) -> None:
@@ -88,9 +89,17 @@ def on_stop(saver: Saver | None) -> None:
     _saver = saver
 
 
+def framework_saves(saver: Saver | None) -> None:
+    """From now on `saver`, a framework's, is called where the program has registered none; with
+    None there is none.
+    """
+    global _framework_saver
+    _framework_saver = saver
+
+
 def save() -> Choice:
     """Write a checkpoint the way that was registered. Raises nothing but a signal's exception."""
-    saver = _saver
+    saver = _saver or _framework_saver
     if saver is None:
         return Choice(decision="not_saved", reason="the program has not said how to save")
     before = writes.ended
