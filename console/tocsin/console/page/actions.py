@@ -14,6 +14,7 @@ from tocsin.console.context import CommandContext
 from tocsin.console.feedback.send import Answer, as_text, feedback_on, feedback_record
 from tocsin.console.person import reason_given
 from tocsin.console.publication import publish
+from tocsin.console.refusal import RefusedError
 from tocsin.console.silences.send import add_silence, read_request
 from tocsin.console.stop.approve import StopReply, choose_stop, send_answer
 from tocsin.console.stop.send import read_options, stop_run
@@ -97,9 +98,16 @@ class PageActions:
         return f"{did} the stop of run {plain_line(stop.run_id)}"
 
     async def stop(self, run_id: str, fields: Mapping[str, str], person: str) -> str:
-        """Ask a run to stop; the page shows how far it has come."""
+        """Ask a run to stop; the page shows how far it has come.
+
+        Raises:
+            RefusedError: it is not known that the command was sent, or it did not stop the run.
+        """
         grace = fields.get("grace") or _DEFAULT_GRACE
         options = read_options(run_id, fields.get("reason", ""), grace=grace, wait_s=0.0, by=person)
         lines: list[str] = []
-        await stop_run(self.context, options, self.environ, lines.append)
-        return lines[-1] if lines else f"asked run {plain_line(run_id)} to stop"
+        outcome = await stop_run(self.context, options, self.environ, lines.append)
+        text = lines[-1] if lines else f"asked run {plain_line(run_id)} to stop"
+        if outcome.exit_code:
+            raise RefusedError(503, text.strip())
+        return text

@@ -283,7 +283,8 @@ class Routes:
             message, status = f"Nothing was done: {error}", 409
         if "application/json" in request.headers.get("accept", ""):
             return JSONResponse({"said": message}, status)
-        return self._message("Done" if status == 200 else "Not done", message, status, back)
+        title = {200: "Done", 503: "Not sure"}.get(status, "Not done")
+        return self._message(title, message, status, back)
 
     # -- sessions --------------------------------------------------------------------------
 

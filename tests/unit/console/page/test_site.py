@@ -151,6 +151,20 @@ def test_without_script_a_button_answers_with_a_page(page: Served) -> None:
     assert page.ask("/stops/none-such/approve", form={"csrf": page.csrf})[0] == 409
 
 
+def test_a_stop_that_may_not_have_been_sent_is_not_done(
+    page: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unsure(*_: object) -> str:
+        return "the bus did not confirm the command"
+
+    monkeypatch.setattr("tocsin.console.stop.send._publish", unsure)
+    form = {"csrf": page.csrf, "reason": "the loss rises"}
+    status, text, _ = page.ask("/runs/live/stop", form=form)
+    assert status == 503
+    assert "<h1>Not sure</h1>" in text
+    assert "the bus did not confirm the command" in text
+
+
 def test_a_run_that_goes_while_its_page_is_open_is_said(tmp_path: Path) -> None:
     path = tmp_path / "bus.db"
 
