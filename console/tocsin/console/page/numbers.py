@@ -21,6 +21,7 @@ from tocsin.bus.port import BusError
 from tocsin.console.charts import Line, Mark
 from tocsin.console.context import CommandContext
 from tocsin.console.run_lookup import run_of
+from tocsin.schemas.errors import MissingExtra, require_extra
 from tocsin.schemas.records.collections import Mode
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.text import plain_line
@@ -59,7 +60,7 @@ class Numbers:
 
     def __init__(self, context: CommandContext, store: Store | None) -> None:
         self._context = context
-        self._store = store
+        self._store = _readable(store)
         self._opened: OrderedDict[tuple[str, str | None], _Opened] = OrderedDict()
         self._alone = threading.Lock()
 
@@ -117,6 +118,16 @@ class Numbers:
 
     def _open(self, run_id: str, incarnation: str | None) -> Run:
         return run_of(self._context, self._store, run_id, incarnation)
+
+
+def _readable(store: Store | None) -> Store | None:
+    """The store if this environment can read numbers from it, else None: then live runs have what
+    the bus has. `StoredRuns` says so where there are stored runs."""
+    try:
+        require_extra("store", "reading stored runs", "duckdb")
+    except MissingExtra:
+        return None
+    return store
 
 
 def line_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import re
 from collections.abc import Iterator
@@ -163,6 +164,30 @@ def test_a_stop_that_may_not_have_been_sent_is_not_done(
     assert status == 503
     assert "<h1>Not sure</h1>" in text
     assert "the bus did not confirm the command" in text
+
+
+def test_without_what_reads_a_store_live_runs_have_what_the_bus_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fill() -> None:
+        async with EmbeddedBus(tmp_path / "bus.db") as bus:
+            await bus.init(TOPICS.specs())
+            producer = await bus.producer()
+            await producer.publish([*records("live", 0.002), issue_record(ISSUE)])
+            await producer.close()
+            await archive_all(bus, open_store(tmp_path / "store"))
+
+    asyncio.run(fill())
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "duckdb" else real(name, *a)
+    )
+    with served_here(tmp_path / "bus.db") as served:
+        wait_until(lambda: "spark" in served.ask()[1])
+        status, text, _ = served.ask("/runs/live")
+        assert status == 200
+        assert 'class="chart line-chart"' in text
+        assert served.ask()[0] == 200
 
 
 def test_a_run_that_goes_while_its_page_is_open_is_said(tmp_path: Path) -> None:
