@@ -10,43 +10,69 @@ from __future__ import annotations
 import ipaddress
 import os
 import sys
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 _TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _ROOT: Final = 0
-_LOCAL, _REMOTE, _STATE, _UID, _ESTABLISHED = 1, 2, 3, 7, "01"
+_LOCAL, _REMOTE, _STATE, _UID = 1, 2, 3, 7
+_ESTABLISHED, _LISTEN = "01", "0A"
 
 
-def owner_of(table: str, client: tuple[str, int], server_port: int) -> int | None:
-    """The user id of the process whose connection goes from `client` to a port of this machine, by
-    the text of such a table; None if it is not in it. Pure.
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What such a table shows of a connection to a port of this machine.
+
+    `owner` is the user id at the client's end and `theirs` whether that is open, both None if it is
+    not there; `ours` is whether the server's end is open, None if not even its port is there.
     """
-    _, port = client
-    for line in table.splitlines()[1:]:
+
+    owner: int | None = None
+    theirs: bool | None = None
+    ours: bool | None = None
+
+
+def ends_of(table: str, client: tuple[str, int], server_port: int) -> Ends:
+    """Both ends of the connection from `client`, by the text of such tables. Pure."""
+    owner, theirs, ours = None, None, None
+    for line in table.splitlines():
         fields = line.split()
-        if len(fields) <= _UID or fields[_STATE] != _ESTABLISHED:
+        if len(fields) <= _UID or ":" not in fields[_LOCAL]:
             continue
         local, remote = _place(fields[_LOCAL]), _place(fields[_REMOTE])
+        state = fields[_STATE]
         # The client's own end: what is local to it is remote to us.
-        if local[1] == port and remote[1] == server_port and _same(local[0], client[0]):
-            return int(fields[_UID])
-    return None
+        if remote[1] == server_port and _same(local, client):
+            owner, theirs = int(fields[_UID]), state == _ESTABLISHED
+        elif local[1] == server_port and _same(remote, client):
+            ours = state == _ESTABLISHED
+        elif local[1] == server_port and state == _LISTEN:
+            ours = ours or False
+    return Ends(owner, theirs, ours)
 
 
 def is_stranger(client: tuple[str, int], server_port: int) -> bool:
-    """Whether another user of this machine has that connection. Reads two small files."""
+    """Whether another user of this machine has that connection. Reads two small files, or four."""
     if not sys.platform.startswith("linux"):
         return False
+    found = ends_of(_tables(), client, server_port)
+    if found.theirs is not None:
+        # Of an end that is closed the table shows no owner: of nobody it passes for root's.
+        return not found.theirs or found.owner not in (_ROOT, os.getuid())
+    # In another network namespace, as of a forwarded port: not known. But who has reset the
+    # connection behind the request is in no table either, and then our end is not open any more.
+    return ends_of(_tables(), client, server_port).ours is False
+
+
+def _tables() -> str:
+    """The text of both; empty where they cannot be read."""
+    texts = []
     for table in _TABLES:
-        try:
-            text = table.read_text(encoding="ascii")
-        except OSError:
-            continue
-        if (owner := owner_of(text, client, server_port)) is not None:
-            return owner not in (_ROOT, os.getuid())
-    # In another network namespace (a container's forwarded port): not known.
-    return False
+        with suppress(OSError):
+            texts.append(table.read_text(encoding="ascii"))
+    return "".join(texts)
 
 
 def _place(text: str) -> tuple[str, int]:
@@ -58,8 +84,8 @@ def _place(text: str) -> tuple[str, int]:
     return str(ipaddress.ip_address(b"".join(words))), int(port, 16)
 
 
-def _same(address: str, other: str) -> bool:
-    return _plain(address) == _plain(other)
+def _same(place: tuple[str, int], other: tuple[str, int]) -> bool:
+    return place[1] == other[1] and _plain(place[0]) == _plain(other[0])
 
 
 def _plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from support.processes.pages import Served, served_here
 from tocsin.console.page.addresses import Address, may_be_asked_as, read_address, read_name
 from tocsin.console.page.assets import asset
 from tocsin.console.page.guard import POLICY, Access, refusal_of
-from tocsin.console.page.peers import owner_of
+from tocsin.console.page.peers import Ends, ends_of, is_stranger
 from tocsin.console.page.server import ServeOptions, lines_of
 from tocsin.console.page.sessions import (
     LASTS_S,
@@ -175,10 +177,13 @@ _TABLE = """\
 
 @pytest.mark.skipif(sys.byteorder != "little", reason="the table is that of such a machine")
 def test_the_owner_of_a_connection_is_who_made_it() -> None:
-    assert owner_of(_TABLE, ("127.0.0.1", 50_000), 8470) == 1001
-    assert owner_of(_TABLE, ("::ffff:127.0.0.1", 50_000), 8470) == 1001
-    assert owner_of(_TABLE, ("127.0.0.1", 50_001), 8470) is None
-    assert owner_of(_TABLE, ("127.0.0.1", 50_000), 8471) is None
+    both = Ends(owner=1001, theirs=True, ours=True)
+    assert ends_of(_TABLE, ("127.0.0.1", 50_000), 8470) == both
+    assert ends_of(_TABLE, ("::ffff:127.0.0.1", 50_000), 8470) == both
+    assert ends_of(_TABLE, ("127.0.0.1", 50_001), 8470) == Ends(ours=False)
+    assert ends_of(_TABLE, ("127.0.0.1", 50_000), 8471) == Ends()
+    half_closed = _TABLE.replace("8:2116 01", "8:2116 05").replace("C350 01", "C350 08")
+    assert ends_of(half_closed, ("127.0.0.1", 50_000), 8470).ours is False
 
 
 def test_another_user_of_the_machine_is_not_served(page: Served) -> None:
@@ -194,6 +199,25 @@ def test_another_user_of_the_machine_is_not_served(page: Served) -> None:
     assert done.stdout.startswith("HTTP/1.1 403"), done
     assert "This page belongs to another user" in done.stdout
     assert page.ask()[0] == 200
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="as Linux tells it")
+@pytest.mark.parametrize("how", ["stays", "half-closes", "closes", "resets"])
+def test_who_has_closed_a_connection_already_may_be_anybody(how: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as there:
+            here, client = server.accept()
+            with here:
+                there.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                if how == "half-closes":
+                    there.shutdown(socket.SHUT_WR)
+                if how == "resets":
+                    linger = struct.pack("ii", 1, 0)
+                    there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                if how in ("closes", "resets"):
+                    there.close()
+                assert is_stranger(client, port) is (how != "stays")
 
 
 def test_each_answer_has_the_policy_and_no_page_is_kept(page: Served) -> None:
