@@ -90,13 +90,15 @@ def heat_map(
     plot.drawn.append(_cell_paths(colours.levels(cells), edges, inside.top, up))
     every = max(1, -(-11 // max(int(up), 1)))
     for i, name in enumerate(names):
-        if i % every == 0:
-            at = inside.top + (i + 0.5) * up + 4
-            plot.drawn.append(
-                element(
-                    "text", titled(name), words(labels[i]), x=inside.left - 6, y=at, class_="row"
-                )
+        at = inside.top + (i + 0.5) * up + 4
+        # Those that have no room are there for who clicks on a row, and not drawn.
+        hidden = None if i % every == 0 else "hidden"
+        plot.drawn.append(
+            element(
+                "text", titled(name), words(labels[i]), x=inside.left - 6, y=at, class_="row",
+                visibility=hidden,
             )
+        )  # fmt: skip
     plot.bottom_axis(across, whole=x_name == "step")
     plot.drawn.append(colours.scale(inside.left, inside.top - (16 if marks else 0) - 16, unit))
     worst = int(np.nanargmax(np.where(np.isinf(cells), np.nan, cells))) // cells.shape[1]

@@ -83,7 +83,9 @@ def system_content(
 
 def _rank_maps(run: Run, marks: Sequence[Mark]) -> Sequence[tuple[str, str, str]]:
     """Step time and data wait, ranks by steps; of one rank they are on the page of the run."""
-    ranks = list(run.ranks())[:MAX_RANKS]
+    ranks = list(run.ranks())
+    ranks, count = ranks[:MAX_RANKS], len(ranks)
+    among = f", of the first {len(ranks):,} of {count:,} ranks" if len(ranks) < count else ""
     found = []
     for column, title in (("step_time_s", "Time of a step"), ("data_wait_s", "Waiting for data")):
         series = {}
@@ -103,7 +105,7 @@ def _rank_maps(run: Run, marks: Sequence[Mark]) -> Sequence[tuple[str, str, str]
             [f"rank {rank}" for rank in series], steps, values, title=f"{title}, ranks by steps",
             unit="s", marks=marks, width=WIDTH * 1.5, heading=False,
         )  # fmt: skip
-        found.append((title, svg, f"Highest median: rank {slowest}"))
+        found.append((title, svg, f"Highest median: rank {slowest}{among}"))
     return found
 
 

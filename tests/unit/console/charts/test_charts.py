@@ -380,6 +380,16 @@ def test_a_hot_cell_stays_in_a_map_of_many_steps() -> None:
     assert len(svg) < 60_000
 
 
+def test_each_row_has_its_name_where_it_is_though_only_some_have_room_for_it() -> None:
+    svg = heat_map([f"row {i}" for i in range(20)], np.arange(4), np.ones((20, 4)), title="t")
+    rows = of_class(svg, "row")
+    assert len(rows) == 20
+    shown = [row for row in rows if row.get("visibility") is None]
+    assert len(shown) == 10
+    heights = [float(row.get("y", "")) for row in rows]
+    assert np.diff(heights) == pytest.approx(np.diff(heights)[0], abs=0.11)
+
+
 def test_rows_show_what_tells_them_apart() -> None:
     names = [f"model.encoder.layers.{i}.attention.output.dense.weight" for i in range(3)]
     assert len(set(distinct(names, 120))) == 3

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import pytest
 
 from support.records.issues import issue
 from tocsin.console.charts import Line
 from tocsin.console.page.run_charts import aligned, phases_chart
+from tocsin.console.page.system_page import _rank_maps
 from tocsin.console.page.tensors_page import Asked, divided, statistics_of
 from tocsin.console.page.zoom_page import points
-from tocsin.store import Matrix
+from tocsin.store import Matrix, NotCaptured, Run, Series
 
 
 def line(count: int) -> Line:
@@ -42,6 +45,24 @@ def test_issues_of_the_range_are_marked() -> None:
     assert points(line(100), [about], low=0, high=50, groups=100)["marks"]
     assert not points(line(100), [about], low=20, high=50, groups=100)["marks"]
     assert points(None, [about], low=0, high=50, groups=100)["x"] == []
+
+
+class FleetRun:
+    """A run of 300 ranks, of which the last is the slowest."""
+
+    def ranks(self) -> range:
+        return range(300)
+
+    def series(self, column: str, *, rank: int) -> Series:
+        if column != "step_time_s":
+            raise NotCaptured(column, [])
+        steps = np.arange(3)
+        return Series(steps, np.full(3, 0.1 + rank / 1000), steps, column, "s")
+
+
+def test_the_slowest_of_some_ranks_is_not_called_the_slowest() -> None:
+    ((_, _, note),) = _rank_maps(cast("Run", FleetRun()), [])
+    assert note == "Highest median: rank 255, of the first 256 of 300 ranks"
 
 
 def matrix(steps: list[int], values: list[list[float]], *rows: str) -> Matrix:
