@@ -11,13 +11,12 @@ import hmac
 import secrets
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from tocsin.console.page.addresses import Address, host_of, may_be_asked_as
 from tocsin.console.page.peers import is_stranger
-from tocsin.console.page.sessions import COOKIE, Token
+from tocsin.console.page.sessions import Token
 from tocsin.schemas.monotonic_clock import unix_ms
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ class Access:
         kind, _, given = authorization.partition(" ")
         if kind.lower() == "bearer" and self.token.fits(given):
             return f"token of {self.person}"
-        return self.token.person_of(_cookie(cookie), now_s)
+        return self.token.person_of(_cookie(cookie, self.token.cookie_name), now_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +203,10 @@ def csrf_fits(given: str, access: Access) -> bool:
     return hmac.compare_digest(given.encode(), access.csrf.encode())
 
 
-def _cookie(header: str) -> str:
-    try:
-        morsel = SimpleCookie(header).get(COOKIE)
-    except CookieError:
-        return ""
-    return "" if morsel is None else morsel.value
+def _cookie(header: str, name: str) -> str:
+    """The value of that cookie, whatever other applications of this host have in theirs."""
+    for part in header.split(";"):
+        found, _, value = part.partition("=")
+        if found.strip() == name:
+            return value.strip().strip('"')
+    return ""

@@ -24,7 +24,7 @@ from tocsin.console.page.request_fields import (
     target_of,
     whole,
 )
-from tocsin.console.page.sessions import COOKIE, LASTS_S, person_typed
+from tocsin.console.page.sessions import LASTS_S, person_typed
 from tocsin.console.page.site import MissingPage, Site, View
 from tocsin.console.page.templating import fragment, shell
 from tocsin.console.page.tensors_page import Asked
@@ -308,6 +308,7 @@ class Routes:
             return RedirectResponse("/", 303)
         if request.method == "GET":
             return HTMLResponse(self._login_page("/"))
+        fields: Mapping[str, str] = {}
         try:
             fields = await fields_of(request)
             if not csrf_fits(fields.get("csrf", ""), self._site.access):
@@ -324,7 +325,7 @@ class Routes:
         else:
             answer = RedirectResponse(own_path(fields.get("next", "/")), 303)
             answer.set_cookie(
-                COOKIE,
+                token.cookie_name,
                 token.cookie_of(person, unix_ms() / 1000),
                 max_age=LASTS_S,
                 httponly=True,
@@ -332,15 +333,18 @@ class Routes:
                 secure=request.headers.get("x-forwarded-proto") == "https",
             )
             return answer
-        return HTMLResponse(self._login_page("/", message=message), status)
+        target, typed = fields.get("next", "/"), fields.get("person", "")
+        return HTMLResponse(self._login_page(target, message=message, person=typed), status)
 
-    def _login_page(self, target: str, *, again: bool = False, message: str = "") -> str:
+    def _login_page(
+        self, target: str, *, again: bool = False, message: str = "", person: str = ""
+    ) -> str:
         return fragment(
             "login",
             next=own_path(target),
             again=again,
             message=message,
-            person="",
+            person=person,
             csrf=self._site.access.csrf,
         )
 

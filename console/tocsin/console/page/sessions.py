@@ -18,7 +18,6 @@ from typing import Final
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.feedback import MAX_BY
 
-COOKIE: Final = "tocsin_session"
 LASTS_S: Final = 12 * 3600
 SHORTEST: Final = 20
 """Characters of a token."""
@@ -38,6 +37,13 @@ class Token:
     def fits(self, text: str) -> bool:
         """Whether that is it, in a time that does not depend on how much of it is right."""
         return hmac.compare_digest(self.secret.encode(), text.strip().encode())
+
+    @property
+    def cookie_name(self) -> str:
+        """The name of its cookies: of this page alone, since browsers send cookies to all ports of
+        a host, as at the ends of two tunnels.
+        """
+        return f"tocsin_session_{self._code('name')[:12]}"
 
     def cookie_of(self, person: str, now_s: float) -> str:
         """The cookie of a person who has typed it now."""

@@ -292,6 +292,9 @@ def test_a_token_buys_a_strict_cookie_that_scripts_cannot_read(guarded: Served) 
     form = {"csrf": guarded.csrf, "person": "ana", "next": "//evil.example/"}
     wrong = guarded.ask("/login", form={**form, "token": "x" * 32})
     assert wrong[0] == 403
+    assert 'value="ana"' in wrong[1]
+    typo = guarded.ask("/login", form={**form, "next": "/runs/r1", "token": "x" * 32})
+    assert 'name="next" value="/runs/r1"' in typo[1], "where the link led"
     status, _, headers = guarded.ask("/login", form={**form, "token": SECRET})
     assert (status, headers["Location"]) == (303, "/"), "and no way to another site"
     cookie = headers["Set-Cookie"].lower()
@@ -299,6 +302,11 @@ def test_a_token_buys_a_strict_cookie_that_scripts_cannot_read(guarded: Served) 
     assert "samesite=strict" in cookie
     session = {"Cookie": headers["Set-Cookie"].partition(";")[0]}
     assert guarded.ask(headers=session)[0] == 200
+    name, _, value = session["Cookie"].partition("=")
+    assert name == Token(SECRET).cookie_name != Token(f"another {SECRET}").cookie_name
+    for others in ('prefs={"theme":"dark"}', "a=b c", "flag", "u=\xfc"):
+        both = {"Cookie": f"{others}; {name}={value}; {others}"}
+        assert guarded.ask(headers=both)[0] == 200, others
     assert guarded.ask(headers={"Authorization": f"Bearer {SECRET}"})[0] == 200
     assert guarded.ask(headers={"Authorization": "Bearer no"})[0] == 401
 

@@ -55,7 +55,7 @@ class FleetRun:
 
     def series(self, column: str, *, rank: int) -> Series:
         if column != "step_time_s":
-            raise NotCaptured(column, [])
+            raise NotCaptured("scalar", column, [])
         steps = np.arange(3)
         return Series(steps, np.full(3, 0.1 + rank / 1000), steps, column, "s")
 

@@ -93,13 +93,21 @@ function connect() {
     main.dataset.live = "yes";
   });
   source.addEventListener("message", (event) => apply(JSON.parse(event.data)));
-  source.addEventListener("error", () => {
-    main.dataset.live = "no";
-    connection.textContent = "The page lost its connection to tocsin serve, and tries again. " +
-      "What you see is the last that it got.";
-    connection.hidden = false;
-    if (source.readyState === EventSource.CLOSED) setTimeout(connect, 2000);
-  });
+  source.addEventListener("error", () => lost(source));
+}
+
+async function lost(which) {
+  main.dataset.live = "no";
+  connection.textContent = "The page lost its connection to tocsin serve, and tries again. " +
+    "What you see is the last that it got.";
+  connection.hidden = false;
+  if (which.readyState !== EventSource.CLOSED) return;
+  // A stream does not say which status it was refused with.
+  const answer = await fetch(location.href, { method: "HEAD" }).catch(() => null);
+  if (which !== source) return;
+  if (answer?.status === 401)
+    connection.textContent = "Your session is over. Load the page again to log in.";
+  else setTimeout(connect, 2000);
 }
 
 // A hidden tab costs nothing: browsers allow few connections to one server.
