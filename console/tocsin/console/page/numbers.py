@@ -130,16 +130,32 @@ def _readable(store: Store | None) -> Store | None:
     return store
 
 
+def rank_with(run: Run | None, column: str, mode: Mode = "train") -> int:
+    """The lowest rank that has a scalar: of a pipeline only the last stage has the loss. 0 if none
+    has it.
+    """
+    if run is not None and column in run.scalars(mode):
+        for rank in run.ranks():
+            with suppress(NotCaptured):
+                run.series(column, mode, rank)
+                return rank
+    return 0
+
+
 def line_of(
-    run: Run | None, column: str, name: str, mode: Mode = "train", rank: int = 0
+    run: Run | None, column: str, name: str, mode: Mode = "train", rank: int | None = None
 ) -> Line | None:
-    """A scalar as a line of a chart; None: it was not captured."""
+    """A scalar as a line of a chart; None: it was not captured. Without a rank that of the lowest
+    one that has it, which is named unless it is 0."""
     if run is None:
         return None
+    shown = rank_with(run, column, mode) if rank is None else rank
     try:
-        series = run.series(column, mode, rank)
+        series = run.series(column, mode, shown)
     except NotCaptured:
         return None
+    if rank is None and shown:
+        name = f"{name} (rank {shown})"
     return Line(name, series.steps.astype(np.float64), series.values)
 
 

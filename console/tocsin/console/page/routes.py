@@ -114,7 +114,8 @@ class Routes:
             case ["runs", run_id, "zoom"]:
                 name = asked.get("name", "loss")[:_LONGEST_QUERY]
                 search = asked.get("search", "")[:_LONGEST_QUERY]
-                return self._site.zoom(run_id, name, whole(asked.get("rank", "0"), 0), search)
+                rank = whole(asked["rank"], 0) if "rank" in asked else None
+                return self._site.zoom(run_id, name, rank, search)
             case ["runs", run_id, "tensors"]:
                 found = Asked(
                     **{

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from tocsin.console.charts import Bar, Line, Mark, line_chart, share_bar, stacked_chart
-from tocsin.console.page.numbers import line_of, scalars_of
+from tocsin.console.page.numbers import line_of, rank_with, scalars_of
 from tocsin.console.views.goodput import NAMES
 from tocsin.schemas.records.goodput import PARTS, Goodput
 
@@ -73,13 +73,14 @@ def run_charts(
 
 def phases_chart(run: Run | None, marks: Sequence[Mark]) -> str:
     """Where the time of each step went, stacked; empty if it was not captured."""
-    whole = line_of(run, "step_time_s", "step")
+    rank = rank_with(run, "step_time_s")
+    whole = line_of(run, "step_time_s", "step", rank=rank)
     if whole is None:
         return ""
     known = np.zeros(len(whole.x))
     parts = []
     for column, text in _PHASES.items():
-        line = line_of(run, column, text)
+        line = line_of(run, column, text, rank=rank)
         if line is None:
             continue
         y = aligned(line, whole.x)

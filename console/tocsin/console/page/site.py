@@ -275,10 +275,11 @@ class Site:
         except (UnknownRun, StoreError, BusError) as error:
             raise MissingPage(str(error)) from error
 
-    def zoom(self, run_id: str, name: str, rank: int, search: str) -> View:
+    def zoom(self, run_id: str, name: str, rank: int | None, search: str) -> View:
         """Where people zoom into one scalar of a run. Raises MissingPage."""
         self.check_run(run_id)
-        query = urlencode({"name": name, "rank": rank, "search": search})
+        of_rank = {} if rank is None else {"rank": rank}
+        query = urlencode({"name": name, **of_rank, "search": search})
 
         async def render() -> Rendered:
             trouble = self.trouble

@@ -109,7 +109,7 @@ class Framework:
         saving.framework_saves(saver)
 
     def evaluation_ends(self) -> None:
-        """It has ended."""
+        """The evaluation has ended."""
         saving.framework_saves(None)
         self.phase_ends("evaluation")
 

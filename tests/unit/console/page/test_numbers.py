@@ -9,10 +9,11 @@ import pytest
 
 from support.records.issues import issue
 from tocsin.console.charts import Line
-from tocsin.console.page.run_charts import aligned, phases_chart
+from tocsin.console.page.numbers import line_of, newest_of
+from tocsin.console.page.run_charts import aligned, phases_chart, run_charts
 from tocsin.console.page.system_page import _rank_maps
 from tocsin.console.page.tensors_page import Asked, divided, statistics_of
-from tocsin.console.page.zoom_page import points
+from tocsin.console.page.zoom_page import points, zoom_content
 from tocsin.store import Matrix, NotCaptured, Run, Series
 
 
@@ -63,6 +64,39 @@ class FleetRun:
 def test_the_slowest_of_some_ranks_is_not_called_the_slowest() -> None:
     ((_, _, note),) = _rank_maps(cast("Run", FleetRun()), [])
     assert note == "Highest median: rank 255, of the first 256 of 300 ranks"
+
+
+class LastStageRun:
+    """A pipeline of four ranks: the last one has the loss."""
+
+    def ranks(self) -> range:
+        return range(4)
+
+    def scalars(self, mode: str) -> list[str]:
+        return ["loss", "step_time_s"] if mode == "train" else []
+
+    def series(self, column: str, mode: str = "train", rank: int = 0) -> Series:
+        if mode != "train" or (column == "loss" and rank != 3):
+            raise NotCaptured("scalar", column, [])
+        steps = np.arange(5)
+        return Series(steps, np.full(5, 1.0 + rank), steps, column)
+
+
+def test_the_loss_of_a_pipeline_is_that_of_its_last_stage() -> None:
+    run = cast("Run", LastStageRun())
+    found = line_of(run, "loss", "loss")
+    assert found is not None
+    assert (found.name, found.y[0]) == ("loss (rank 3)", 4.0)
+    assert newest_of(run) == (4, 4.0)
+    step = line_of(run, "step_time_s", "step")
+    assert step is not None
+    assert (step.name, step.y[0]) == ("step", 1.0)
+    assert line_of(run, "loss", "loss", rank=0) is None
+    assert "training (rank 3)" in str(run_charts(run, [], None)["loss"])
+    page = zoom_content("r1", run, "loss", None, "", "")
+    assert (page.values["known"], page.values["rank"]) == (True, 3)
+    page = zoom_content("r1", run, "loss", 0, "", "")
+    assert (page.values["known"], page.values["rank"]) == (False, 0)
 
 
 def matrix(steps: list[int], values: list[list[float]], *rows: str) -> Matrix:
