@@ -146,6 +146,13 @@ def test_samples_of_a_node(ask: Asking) -> None:
     assert None in whole["columns"]["gpu.0.utilization_percent"] or whole["points"] == 1
 
 
+def test_a_node_of_many_columns_is_read_with_fewer_points(
+    ask: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tocsin.console.api.readings.MAX_POINTS", 1)
+    assert ask("read_system", "run-1", node="node")["columns"]
+
+
 @pytest.mark.parametrize(
     ("name", "given", "told"),
     [
