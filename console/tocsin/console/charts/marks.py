@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tocsin.console.charts.markup import coordinate, element, titled, words
+from tocsin.console.charts.numbers import value_text
 from tocsin.console.charts.scale import Scale
 from tocsin.schemas.records.issues import SEVERITIES, Severity
 
@@ -64,7 +65,8 @@ def mark_texts(marks: Sequence[Mark], x_name: str, limit: int = 5) -> str:
     if not marks:
         return ""
     texts = [
-        f"{m.severity} at {x_name} {m.step:,.6g}: {m.label.rstrip('.')}" for m in marks[:limit]
+        f"{m.severity} at {x_name} {value_text(m.step, digits=12)}: {m.label.rstrip('.')}"
+        for m in marks[:limit]
     ]
     more = f"; and {len(marks) - limit:,} more" if len(marks) > limit else ""
     return f"Marked: {'; '.join(texts)}{more}"

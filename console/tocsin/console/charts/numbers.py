@@ -39,8 +39,12 @@ def value_text(value: float, unit: str | None = None, digits: int = 3) -> str:
     return f"{_short(value / size, digits)}{unit_suffix(name)}"
 
 
-def tick_texts(ticks: Sequence[float], unit: str | None = None) -> list[str]:
-    """The texts of an axis: all in one unit, and with the digits that tell them apart."""
+def tick_texts(
+    ticks: Sequence[float], unit: str | None = None, *, whole: bool = False
+) -> list[str]:
+    """The texts of an axis: all in one unit, and with the digits that tell them apart. Of `whole`
+    numbers, as steps are, all digits.
+    """
     if not ticks:
         return []
     largest = max(abs(tick) for tick in ticks)
@@ -53,7 +57,7 @@ def tick_texts(ticks: Sequence[float], unit: str | None = None) -> list[str]:
     suffix = unit_suffix(name)
     gap = min((abs(b - a) for a, b in pairwise(shown)), default=abs(shown[0]))
     even = len(shown) < 3 or math.isclose(shown[2] - shown[1], shown[1] - shown[0], rel_tol=1e-6)
-    if not even or gap == 0 or not 1e-3 <= largest / size < 1e7:
+    if not even or gap == 0 or not 1e-3 <= largest / size < (1e12 if whole else 1e7):
         for digits in range(3, 15):
             texts = [f"{_short(value, digits)}{suffix}" for value in shown]
             if len(set(texts)) == len(texts):
@@ -83,9 +87,9 @@ def _rung(largest: float, unit: str | None) -> tuple[float, str | None]:
 def _short(value: float, digits: int) -> str:
     if value == 0:
         return "0"
-    if 1e-3 <= abs(value) < 1e7:
+    if 1e-3 <= abs(value) < max(1e7, 10.0**digits):
         rounded = float(f"{value:.{digits}g}") if abs(value) < 10**digits else round(value)
-        return f"{rounded:,.10g}"
+        return f"{rounded:,.{max(digits, 10)}g}"
     mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
     mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
     return f"{mantissa}e{int(exponent)}"

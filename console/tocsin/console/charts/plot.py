@@ -127,7 +127,8 @@ class Plot:
         last = -1e9
         name = shortened(options.x_name, 120)
         end = inside.right - text_width(name)
-        for value, text in zip(values, tick_texts(values, options.x_unit), strict=True):
+        texts = tick_texts(values, options.x_unit, whole=whole)
+        for value, text in zip(values, texts, strict=True):
             at, half = x.place(value), text_width(text) / 2
             anchored = min(max(at, half + 2), options.width - half - 2)
             self.drawn.append(
@@ -150,18 +151,29 @@ class Plot:
         )  # fmt: skip
 
     def gaps(self, name: str, x: Floats, y: Floats, across: Scale) -> list[tuple[float, float]]:
-        """Shade where values are NaN or infinite; returns the first and last place of each."""
+        """Shade where values are NaN or infinite; returns the first and last place of each. Those
+        that touch in the picture are shaded as one.
+        """
         inside = self.field
         found = []
-        gone = ~np.isfinite(y)
-        for start, stop in finite_stretches(gone):
+        shaded: list[tuple[float, float, int, int, int]] = []
+        for start, stop in finite_stretches(~np.isfinite(y)):
             first, last = float(x[start]), float(x[stop - 1])
             found.append((first, last))
             a, b = across.place(first), across.place(last)
             # At least as wide as it takes to be seen.
             a, b = max(min(a, (a + b) / 2 - 1.5), 0), max(b, (a + b) / 2 + 1.5)
-            where = value_text(first, digits=12)
-            where += f" to {value_text(last, digits=12)}" if stop - start > 1 else ""
+            count = 1
+            if shaded and a <= shaded[-1][1]:
+                a, _, start, _, count = shaded.pop()
+                count += 1
+            shaded.append((a, b, start, stop, count))
+        for a, b, start, stop, count in shaded:
+            where = value_text(float(x[start]), digits=12)
+            if stop - start > 1:
+                where += f" to {value_text(float(x[stop - 1]), digits=12)}"
+            if count > 1:
+                where += f", in {count:,} places"
             kind = "NaN" if np.isnan(y[start]) else "infinite"
             self.drawn.append(
                 element(

@@ -19,6 +19,7 @@ LARGEST: Final = 1e300
 SMALLEST: Final = 1e-290
 """Smaller numbers have no place on a logarithmic scale: their quotients may be no floats."""
 
+_DAY_S: Final = 86_400
 _STEPS: Final = (1.0, 2.0, 5.0, 10.0)
 _DURATIONS: Final = (
     1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800,
@@ -146,7 +147,8 @@ def _step(low: float, high: float, count: int, unit: str | None) -> float:
     if not rough > 0:
         return 1.0
     if unit == "s" and rough >= 1:
-        return next((float(s) for s in _DURATIONS if s >= rough * 0.7), _round_step(rough))
+        days = _DAY_S * _round_step(rough / _DAY_S)
+        return next((float(s) for s in _DURATIONS if s >= rough * 0.7), days)
     if unit in ("bytes", "bytes/s") and rough >= 1:
         return _binary_step(rough)
     return _round_step(rough)

@@ -372,6 +372,17 @@ def test_an_infinite_cell_has_a_colour_of_its_own() -> None:
     assert len(of_class(svg, "nonfinite")) == 1
 
 
+def test_places_of_nan_that_touch_are_shaded_as_one() -> None:
+    steps = np.arange(40_000.0)
+    values = np.where(steps % 2 == 0, 1.0, np.nan)
+    svg = line_chart([Line("eval", steps, values)], title="t", width=460)
+    assert len(of_class(svg, "gap")) == 1
+    assert "step 1 to 39,999, in 20,000 places" in svg
+    assert len(svg) < 60_000
+    apart = np.where(np.isin(steps, [100, 30_000]), np.nan, 1.0)
+    assert len(of_class(line_chart([Line("eval", steps, apart)], title="t"), "gap")) == 2
+
+
 def test_a_hot_cell_stays_in_a_map_of_many_steps() -> None:
     cells = np.zeros((500, 5_000))
     cells[321, 4_321] = 1.0

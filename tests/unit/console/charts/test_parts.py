@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tocsin.console.charts import decimate, style_source, stylesheet, value_text
 from tocsin.console.charts.decimation import kept_points
+from tocsin.console.charts.marks import Mark, mark_texts
 from tocsin.console.charts.markup import shortened, text_width
 from tocsin.console.charts.numbers import tick_texts
 from tocsin.console.charts.scale import Scale, along, fitted, ticks
@@ -67,6 +68,17 @@ def test_times_have_the_ticks_of_clocks() -> None:
     found = ticks(along(0, 7200, start=0, end=600), 6, unit="s")
     assert tick_texts(found, "s") == [f"{15 * n} min" for n in range(9)]
     assert tick_texts(ticks(along(0, 60, start=0, end=600), 6, unit="s"), "s")[1] == "10 s"
+    found = ticks(along(0, 100 * 86_400, start=0, end=600), 6, unit="s")
+    assert tick_texts(found, "s") == ["0 d", "20 d", "40 d", "60 d", "80 d", "100 d"]
+
+
+def test_steps_have_all_their_digits() -> None:
+    found = ticks(along(12_000_000, 12_000_030, start=0, end=600), 3, whole=True)
+    texts = ["12,000,000", "12,000,010", "12,000,020", "12,000,030"]
+    assert tick_texts(found, whole=True) == texts
+    assert value_text(12_345_678, digits=12) == "12,345,678"
+    mark = Mark(1_234_567, "critical", "NaN")
+    assert mark_texts([mark], "step") == "Marked: critical at step 1,234,567: NaN"
 
 
 def test_a_logarithmic_scale_has_decades() -> None:
