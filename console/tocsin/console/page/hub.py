@@ -81,6 +81,8 @@ class Channel:
     message: tuple[Rendered | None, Rendered, bytes | None] | None = None
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     alone: asyncio.Lock = field(default_factory=asyncio.Lock)
+    rendering: bool = False
+    """Whether it is being rendered for its viewers."""
 
 
 class Hub:
@@ -110,25 +112,30 @@ class Hub:
                 channel.changed.notify_all()
 
     async def run(self) -> None:
-        """Render what is looked at, for ever."""
-        while True:
-            self._news.clear()
-            wait_s = TICK_S
-            now_s = time.monotonic()
-            for key, channel in list(self._channels.items()):
-                if not channel.viewers:
-                    if now_s - channel.left_s > KEPT_S:
-                        self._channels.pop(key, None)
-                    continue
-                if now_s >= channel.next_s and (channel.stale or now_s >= channel.next_s + TICK_S):
-                    await self._try_to_refresh(key, channel)
-                if channel.stale:
-                    wait_s = min(wait_s, max(0.01, channel.next_s - time.monotonic()))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._news.wait()
-            # What comes together is rendered together.
-            await asyncio.sleep(GATHER_S)
+        """Render what is looked at, for ever; each page for itself, as some take long."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._news.clear()
+                wait_s = TICK_S
+                now_s = time.monotonic()
+                for key, channel in list(self._channels.items()):
+                    if channel.rendering:
+                        continue
+                    if not channel.viewers:
+                        if now_s - channel.left_s > KEPT_S:
+                            self._channels.pop(key, None)
+                    elif now_s < channel.next_s:
+                        if channel.stale:
+                            wait_s = min(wait_s, max(0.01, channel.next_s - now_s))
+                    elif channel.stale or now_s >= channel.next_s + TICK_S:
+                        channel.rendering = True
+                        rendering = self._try_to_refresh(key, channel)
+                        group.create_task(rendering, name="tocsin-page-render")
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._news.wait()
+                # What comes together is rendered together.
+                await asyncio.sleep(GATHER_S)
 
     async def page(self, key: str, render: Render) -> tuple[Rendered, str]:
         """The page as it is now, for who opens it, and its version."""
@@ -178,16 +185,14 @@ class Hub:
 
     async def _try_to_refresh(self, key: str, channel: Channel) -> None:
         """One page that cannot be rendered must not keep the others from it."""
-        task = asyncio.create_task(self._refresh(channel), name="tocsin-page-render")
         try:
-            await asyncio.wait([task])
-        finally:
-            task.cancel()
-        if not task.cancelled() and (failure := task.exception()) is not None:
+            await self._refresh(channel)
+        except Exception:
             channel.next_s = time.monotonic() + TICK_S
-            logger.error(
-                "page not rendered", exc_info=failure, extra={"action": "render", "page": key}
-            )
+            logger.exception("page not rendered", extra={"action": "render", "page": key})
+        finally:
+            channel.rendering = False
+            self._news.set()
 
     async def _refresh(self, channel: Channel) -> None:
         async with channel.alone:

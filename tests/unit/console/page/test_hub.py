@@ -65,6 +65,31 @@ class Viewer:
         await asyncio.gather(self.task, return_exceptions=True)
 
 
+async def test_a_page_that_takes_long_holds_up_no_other() -> None:
+    page, slow, held = Page(), Page(), asyncio.Event()
+
+    async def render() -> Rendered:
+        if slow.times:
+            await held.wait()
+        return await Page.render(slow)
+
+    slow.render = render  # type: ignore[method-assign]
+    async with running() as hub:
+        viewers = [Viewer(hub, slow, key="/slow"), Viewer(hub, page)]
+        await until(lambda: all(viewer.events for viewer in viewers))
+        page.number = slow.number = 1
+        hub.news()
+        await until(lambda: len(viewers[1].events) == 2)
+        page.number = slow.number = 2
+        hub.news()
+        await until(lambda: len(viewers[1].events) == 3)
+        assert len(viewers[0].events) == 1
+        held.set()
+        await until(lambda: viewers[0].events[-1].get("regions") == {"number": "2"})
+        for viewer in viewers:
+            await viewer.leave()
+
+
 async def test_fifty_viewers_cost_one_rendering_for_each_change() -> None:
     page = Page()
     async with running() as hub:
