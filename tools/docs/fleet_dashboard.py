@@ -7,6 +7,14 @@ import sys
 from pathlib import Path
 from typing import Final
 
+def _events(counter: str, *, by: str) -> str:
+    """Events within an hour. A counter begins with its first event, at 1, which `increase` does not
+    see: a series that was not there an hour ago counts as it is.
+    """
+    new = f"{counter} unless {counter} offset 1h"
+    return f"sum by ({by}) (({new}) or increase({counter}[1h]))"
+
+
 PANELS: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("Partitions owned", "sum by (service) (tocsin_partitions)", "{{service}}", "short"),
     (
@@ -49,20 +57,20 @@ PANELS: Final[tuple[tuple[str, str, str, str], ...]] = (
     ),
     (
         "Quarantined rules",
-        "sum by (rule) (increase(tocsin_quarantines_total[1h]))",
+        _events("tocsin_quarantines_total", by="rule"),
         "{{rule}}",
         "short",
     ),
     (
         "Dead letters",
-        "sum by (service) (increase(tocsin_dead_letters_total[1h]))",
+        _events("tocsin_dead_letters_total", by="service"),
         "{{service}}",
         "short",
     ),
     ("Deliveries not final", "sum(tocsin_deliveries_pending)", "pending", "short"),
     (
         "Deliveries by final state",
-        "sum by (kind, state) (increase(tocsin_deliveries_total[1h]))",
+        _events("tocsin_deliveries_total", by="kind, state"),
         "{{kind}} {{state}}",
         "short",
     ),

@@ -21,6 +21,8 @@ from tocsin.console.__main__ import app
 from tocsin.console.services import own_archive
 from tocsin.store import open_run, open_store
 
+TOCSIN = (sys.executable, "-m", "tocsin.console")
+
 
 def environment(**more: str) -> dict[str, str]:
     return {name: text for name, text in os.environ.items() if name != "TOCSIN_STORE"} | more
@@ -29,7 +31,7 @@ def environment(**more: str) -> dict[str, str]:
 def tocsin(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
     """One command, as a user types it."""
     process = Forked(
-        [sys.executable, "-m", "tocsin.console", *words],
+        [*TOCSIN, *words],
         cwd=folder,
         env=environment(**more),
         stdout=subprocess.PIPE,
@@ -72,23 +74,26 @@ def test_the_archive_worker(tmp_path: Path) -> None:
 
     asyncio.run(fill())
     (tmp_path / "tocsin.yaml").write_text("version: 1\nstore: {url: runs, every: 1s}\n")
-    bus = f"embedded:{tmp_path / 'bus.db'}"
-    worker = Forked(
-        [sys.executable, "-m", "tocsin.console", "archive", "--bus", bus, "--http", "127.0.0.1:0"],
-        cwd=tmp_path,
-        env=environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    bus, log = f"embedded:{tmp_path / 'bus.db'}", tmp_path / "log"
+    with log.open("w") as stderr:
+        worker = Forked(
+            [*TOCSIN, "archive", "--bus", bus, "--http", "127.0.0.1:0"],
+            cwd=tmp_path, env=environment(), stderr=stderr, text=True,
+        )  # fmt: skip
     try:
         wait_until(
             lambda: set(open_store(tmp_path / "runs").manifests("run-1")) == {"telemetry", "issues"}
         )
+        (tmp_path / "tocsin.yaml").write_text("version: 1\nstore: {url: other, keep: {runs: 9}}\n")
+        worker.send_signal(signal.SIGHUP)
+        wait_until(lambda: "configuration applied" in log.read_text())
     finally:
         worker.send_signal(signal.SIGTERM)
-        _, said = worker.communicate(timeout=60)
+        worker.communicate(timeout=60)
+    said = log.read_text()
     assert worker.returncode == 0, said
     assert "archiving embedded:" in said
+    assert "the section 'store' has changed: but for `keep`" in said
     run = open_run("run-1", store=tmp_path / "runs")
     assert len(run.steps()) == 20
     assert [one.issue_id for one in run.issues()] == [made.issue.issue_id]

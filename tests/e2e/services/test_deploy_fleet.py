@@ -187,6 +187,12 @@ def test_each_of_three_brokers_listens_at_ports_of_its_own_that_all_others_know(
     workers = read(DEPLOY / "config" / "tocsin.yaml")
     url = workers["bus"] if isinstance(workers["bus"], str) else workers["bus"]["url"]
     assert set(url.removeprefix("kafka://").split(",")) <= inside
+    together = read(DEPLOY / "compose.brokers.yaml")["services"]
+    for name in ("rules", "actions", "archive", "page", "topics"):
+        (setting,) = together[name]["environment"]
+        key, _, url = setting.partition("=")
+        assert key == "TOCSIN_BUS"
+        assert set(url.removeprefix("kafka://").split(",")) == inside, name
 
 
 def test_three_brokers_are_one_cluster_whose_records_survive_one_of_them() -> None:

@@ -13,7 +13,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.bus.port import Bus, BusError, Outgoing, Partition
@@ -35,6 +35,9 @@ from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import Topics
 from tocsin.stream_rules.engine.configured_rules import specs_at_runtime
 from tocsin.stream_rules.service import RulesService
+
+if TYPE_CHECKING:
+    from tocsin.store.archive.upkeep import Upkeep
 
 logger = logging.getLogger(__name__)
 
@@ -98,12 +101,43 @@ class ActionsReload:
         return take_over
 
 
+class ArchiveReload:
+    """Takes over how much the store keeps. What else is said of the store waits for the next
+    start.
+    """
+
+    def __init__(self, upkeep: Upkeep, context: CommandContext) -> None:
+        self._upkeep = upkeep
+        self._store = context.settings.store
+
+    async def prepare(self, context: CommandContext) -> TakeOver:
+        """What takes over another configuration."""
+        from tocsin.store.configured import keep_of
+
+        store = context.settings.store
+        others = store.model_copy(update={"keep": None})
+
+        async def take_over() -> None:
+            if others != self._store.model_copy(update={"keep": None}):
+                logger.warning(
+                    "the section 'store' has changed: but for `keep`, that takes effect at the "
+                    "next start of the worker",
+                    extra={"action": "reload"},
+                )
+            if store.keep != self._store.keep:
+                self._upkeep.use(keep_of(self._store.model_copy(update={"keep": store.keep})))
+            self._store = store
+
+        return take_over
+
+
 class ConfigurationWatch:
     """Runs beside a worker, as a part of its process.
 
     Args:
         context: as the process was started with.
         prepare: of each service of the process.
+        bus: where a refusal is told; None: the process may not write there.
         service: names the process, for the bus and metrics.
         was_here: whether an earlier process of this name may have left a refusal on the bus.
     """
@@ -113,7 +147,7 @@ class ConfigurationWatch:
         context: CommandContext,
         *,
         prepare: Sequence[Prepare],
-        bus: Bus,
+        bus: Bus | None,
         service: str,
         was_here: bool = True,
         metrics: Metrics | None = None,
@@ -210,6 +244,8 @@ class ConfigurationWatch:
             await self._publish(Outgoing(_partition(self._context.topics), key, None))
 
     async def _publish(self, record: Outgoing) -> None:
+        if self._bus is None:
+            return
         try:
             producer = await self._bus.producer()
             try:

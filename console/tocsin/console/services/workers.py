@@ -23,6 +23,7 @@ from tocsin.console.services.heartbeat import Heartbeat, sender_name, target_of
 from tocsin.console.services.notify_addresses import kept_addresses
 from tocsin.console.services.reload import (
     ActionsReload,
+    ArchiveReload,
     ConfigurationWatch,
     Prepare,
     RulesReload,
@@ -242,15 +243,24 @@ async def run_archive(context: CommandContext, *, http: str | None = None) -> in
                 software=SOFTWARE,
                 metrics=metrics,
             )
+            watch = ConfigurationWatch(
+                context,
+                prepare=[ArchiveReload(upkeep, context).prepare, heartbeat.prepare],
+                # An archive writes nothing on the bus.
+                bus=None,
+                service="archive",
+                metrics=metrics,
+            )
             watchdogs = [Watchdog(partial(_alive_ms, one), hangs_s=UPLOAD_S) for one in workers]
-            parts: list[Part] = [*watchdogs, *workers, heartbeat]
+            parts: list[Part] = [*watchdogs, watch, *workers, heartbeat]
             if http is not None:
                 host, port = http_address(http)
                 ready = [worker.ready.is_set for worker in workers]
                 parts.append(HttpEndpoints(host, port, metrics, ready))
             logger.info("archiving %s into %s", bus.url, store.url, extra={"action": "start"})
             upkeep.start()
-            return await serve(parts, stopping)
+            with reload_signal(watch):
+                return await serve(parts, stopping)
 
 
 async def _run(

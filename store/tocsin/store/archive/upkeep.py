@@ -76,6 +76,13 @@ class Upkeep:
             self._stopping = True
             self._changed.notify_all()
 
+    def use(self, keep: Keep | None) -> None:
+        """From now on the store may hold so much; it is looked through at once. From any thread."""
+        with self._changed:
+            self.keep = keep
+            self._sweep_ms = 0
+            self._changed.notify_all()
+
     def flushed(
         self, run_id: str, family: Family, manifest: Manifest, *, over: bool, now_ms: int
     ) -> None:
