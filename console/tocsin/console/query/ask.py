@@ -73,8 +73,10 @@ def _ask(context: CommandContext, question: Question, progress: bool) -> Answer:
     store = store_of(context)
     folder = tempfile.TemporaryDirectory(prefix="tocsin-query-")
     try:
-        view, live, known = asyncio.run(_read_bus(context, store, question, Path(folder.name)))
         stored = [] if store is None else [run.run_id for run in store.runs()]
+        view, live, known = asyncio.run(
+            _read_bus(context, store, stored, question, Path(folder.name))
+        )
         if not stored and not view.runs:
             where = "" if store is None else f"in the store {store.url} or "
             raise ConfigurationError(
@@ -83,9 +85,11 @@ def _ask(context: CommandContext, question: Question, progress: bool) -> Answer:
         files = list(live)
         wanted = {_chosen(view, stored, text) for text in question.runs}
         if store is not None:
-            away = [one for one in stored if view.run(one) is None]
-            fold_stored(store, view, context.topics, away)
-            chosen = [one for one in stored if not wanted or one in wanted]
+            # And those that were archived for the first time since they were listed.
+            there = dict.fromkeys([*stored, *known])
+            chosen = [one for one in there if not wanted or one in wanted]
+            # Those on the bus, too: of a long run its first issues have expired there.
+            fold_stored(store, view, context.topics, chosen)
             for run_id in chosen:
                 manifests = known[run_id] if run_id in known else store.manifests(run_id)
                 files += store.files_of(manifests.values())
@@ -112,7 +116,11 @@ def _ask(context: CommandContext, question: Question, progress: bool) -> Answer:
 
 
 async def _read_bus(
-    context: CommandContext, store: Store | None, question: Question, folder: Path
+    context: CommandContext,
+    store: Store | None,
+    stored: Sequence[str],
+    question: Question,
+    folder: Path,
 ) -> tuple[RunsView, Sequence[FileOfRun], Known]:
     """What is on the bus, numbers of it that the store has not, and what the store has of these
     runs; nothing, and a line on stderr, if the bus is away: the store is there."""
@@ -125,8 +133,8 @@ async def _read_bus(
             view = await read_view(bus, topics)
             if not _NUMBERS.search(question.sql):
                 return view, (), known
-            named = [choose_run(view.runs, one).run_id for one in question.runs if _on(view, one)]
-            views = [run for run in view.runs if not question.runs or run.run_id in named]
+            wanted = {_chosen(view, stored, one) for one in question.runs}
+            views = [run for run in view.runs if not wanted or run.run_id in wanted]
             if store is not None:
                 known = {one.run_id: store.manifests(one.run_id) for one in views}
             runs = behind(known, views, topics)
@@ -145,10 +153,6 @@ async def _read_bus(
     except BusError as error:
         print(f"tocsin: only the store is read: {error}", file=sys.stderr)
     return view, (), {}
-
-
-def _on(view: RunsView, text: str) -> bool:
-    return any(run.run_id.startswith(text) for run in view.runs)
 
 
 def _chosen(view: RunsView, stored: Sequence[str], text: str) -> str:

@@ -170,6 +170,8 @@ class Engine:
             if table in wanted:
                 _insert(connection, table, [kind for _, kind, _ in facts.columns], facts.values)
         listed = ", ".join("'" + str(path).replace("'", "''") + "'" for path in chosen)
+        # Times are in UTC without a zone; `now()` is compared with them by the zone of the session.
+        connection.execute("SET TimeZone = 'UTC'")
         connection.execute(f"SET allowed_paths = [{listed}]")
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
@@ -232,6 +234,9 @@ def _check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
     if len(statements) != 1:
         raise WrongQuery(f"expected one SELECT, found {len(statements)} statements")
     kind = statements[0].type.name
+    if kind == "MULTI":
+        # A PIVOT whose columns come from the data is one: a table is made for them first.
+        raise WrongQuery("write the values out that PIVOT makes columns of: PIVOT … ON x IN (…)")
     if kind not in ("SELECT", "EXPLAIN"):
         raise WrongQuery(
             f"expected a SELECT, found {kind}: tocsin query reads, and changes nothing"

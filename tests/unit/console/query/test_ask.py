@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,14 +11,17 @@ import pytest
 
 from support.records.made_runs import made_run
 from tocsin.bus.embedded.bus import EmbeddedBus
+from tocsin.bus.port import Bus
 from tocsin.console.context import read_viewing_context
 from tocsin.console.query.ask import Question, ask
+from tocsin.console.views.bus_view import read_view
 from tocsin.schemas.records.runs_view import RunsView
 from tocsin.schemas.topics import Topics
 from tocsin.store import open_store
 from tocsin.store.archive.merge import compact
 from tocsin.store.archive.once import archive_run
 from tocsin.store.query import live_files
+from tocsin.store.query.engine import WrongQuery
 from tocsin.store.query.stored_facts import fold_stored
 from tocsin.store.storage.local import LocalStorage
 
@@ -45,9 +49,64 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def answer(place: Path) -> Sequence[Sequence[object]]:
-    context = read_viewing_context(None, f"embedded:{place / 'bus.db'}", store=str(place / "store"))
-    return list(ask(context, Question(ALL, (), "60s", 512), progress=False).rows)
+def answer(
+    place: Path, sql: str = ALL, runs: Sequence[str] = (), bus: str = "bus.db"
+) -> Sequence[Sequence[object]]:
+    context = read_viewing_context(None, f"embedded:{place / bus}", store=str(place / "store"))
+    return list(ask(context, Question(sql, tuple(runs), "60s", 512), progress=False).rows)
+
+
+def test_a_run_that_only_the_store_has_is_not_one_of_the_bus_whose_name_goes_on(
+    place: Path,
+) -> None:
+    async def fill() -> None:
+        for name in ("run-1-again", "run-1-once-more"):
+            async with EmbeddedBus(place / "other.db") as bus:
+                await made_run(name).publish(bus)
+
+    asyncio.run(fill())
+    sql = "SELECT DISTINCT run_id FROM steps"
+    assert answer(place, sql, ["run-1"], "other.db") == [["run-1"]]
+
+
+def test_issues_that_have_expired_on_the_bus_come_from_the_store(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sql = "SELECT run_id, issue_id FROM issues"
+
+    async def finish() -> None:
+        async with EmbeddedBus(place / "bus.db") as bus:
+            await archive(bus, place / "store")
+
+    asyncio.run(finish())
+    before = answer(place, sql)
+    assert before == [["run-1", MADE.issue.issue_id]]
+
+    async def without_issues(bus: Bus, topics: Topics) -> RunsView:
+        view = await read_view(bus, topics)
+        view._issues.clear()
+        return view
+
+    monkeypatch.setattr("tocsin.console.query.ask.read_view", without_issues)
+    assert answer(place, sql) == before
+
+
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/Los_Angeles"])
+def test_now_is_compared_in_utc(place: Path, monkeypatch: pytest.MonkeyPatch, zone: str) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        ((apart,),) = answer(place, "SELECT epoch(now()::TIMESTAMP) - epoch(now()) AS apart")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert apart == 0
+
+
+def test_a_pivot_says_what_it_needs(place: Path) -> None:
+    with pytest.raises(WrongQuery, match="write the values out"):
+        answer(place, "PIVOT runs ON state USING count(*)")
+    assert answer(place, "PIVOT runs ON state IN ('running') USING count(*)")
 
 
 def sorting(place: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[str]:
