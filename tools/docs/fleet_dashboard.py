@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+
 def _events(counter: str, *, by: str) -> str:
     """Events within an hour. A counter begins with its first event, at 1, which `increase` does not
     see: a series that was not there an hour ago counts as it is.

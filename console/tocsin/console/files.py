@@ -16,6 +16,8 @@ def check_writable(path: Path | None, option: str, example: str) -> None:
     """
     if path is None:
         return
+    if path.exists() and not path.is_file() and not path.is_dir() and os.access(path, os.W_OK):
+        return  # a device or a pipe
     folder = path.absolute().parent
     if not folder.is_dir():
         raise ConfigurationError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Final
@@ -13,6 +12,7 @@ from tocsin.console.report.html import to_html
 from tocsin.console.report.markdown import to_markdown
 from tocsin.console.report.report import Report
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.whole_file import whole_file
 
 STDOUT: Final = Path("-")
 
@@ -25,7 +25,8 @@ def rendered(report: Report, form: ReportFormat) -> str:
 
 
 def write_report(report: Report, path: Path | None, form: ReportFormat) -> Path | None:
-    """Write it, whole or not at all; the file, or None for standard output.
+    """Write it, whole or not at all, into a device or a pipe as it is; the file, or None for
+    standard output.
 
     Without a path HTML goes to `tocsin-report-RUN.html` here, the others to standard output.
 
@@ -39,14 +40,11 @@ def write_report(report: Report, path: Path | None, form: ReportFormat) -> Path 
     if path is None or path == STDOUT:
         sys.stdout.write(text)
         return None
-    part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
+        with whole_file(path) as draft:
+            draft.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(
             f"cannot write {path}: {error.strerror or error}; name another file with -o"
         ) from error
-    finally:
-        part.unlink(missing_ok=True)
     return path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -19,6 +18,7 @@ from tocsin.schemas.records.goodput import Goodput
 from tocsin.schemas.records.issues import Issue
 from tocsin.schemas.records.runs import CaptureFigures, Outcome
 from tocsin.schemas.records.stops.commands import StopRequested
+from tocsin.schemas.whole_file import whole_file
 
 VERSION: Final = 1
 
@@ -82,16 +82,8 @@ class Summary:
 
     def write(self, path: Path) -> None:
         """Write it whole or not at all; into a device or a pipe as it is. Raises OSError."""
-        path = Path(os.path.realpath(path))
-        if path.exists() and not path.is_file():
-            path.write_text(self.encode(), encoding="utf-8")
-            return
-        draft = path.with_name(f".{path.name}-{os.getpid()}")
-        try:
+        with whole_file(path) as draft:
             draft.write_text(self.encode(), encoding="utf-8")
-            os.replace(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
 
 
 def decide_end(

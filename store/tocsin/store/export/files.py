@@ -11,13 +11,13 @@ import math
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Final, Literal
 
 from tocsin.schemas.errors import require_extra
+from tocsin.schemas.whole_file import whole_file
 from tocsin.store.errors import StoreUnavailable
 from tocsin.store.export.tables import NUMBERS, Piece, facts, pieces
 from tocsin.store.query.facts import Cell, Facts
@@ -64,7 +64,7 @@ def _table(
             count += 1
             yield row
 
-    with _whole(path) as made:
+    with whole_file(path) as made:
         if form == "parquet":
             _parquet(made, columns, counted())
         else:
@@ -141,13 +141,3 @@ def _text(value: Cell) -> Cell:
     if not isinstance(value, float) or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    made = path.with_name(f".{path.name}.part")
-    try:
-        yield made
-        made.replace(path)
-    finally:
-        made.unlink(missing_ok=True)

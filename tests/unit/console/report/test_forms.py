@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 
 from support.records.numbered_runs import START_MS, MadeRun, issue_of, view_of
+from tocsin.console.files import check_writable
 from tocsin.console.report.document import ReportDocument, to_json
 from tocsin.console.report.formats import ReportFormat, format_of
 from tocsin.console.report.html import to_html
@@ -209,6 +212,22 @@ def test_a_report_is_written_whole_or_not_at_all(hostile: Report, tmp_path: Path
     with pytest.raises(ConfigurationError, match="cannot write"):
         write_report(hostile, tmp_path, ReportFormat.MD)
     assert [one.name for one in tmp_path.iterdir()] == ["report.md"]
+
+
+def test_a_report_goes_through_a_link_and_into_a_pipe(hostile: Report, tmp_path: Path) -> None:
+    target, link, pipe = (tmp_path / name for name in ("target.md", "link.md", "pipe.md"))
+    target.write_text("old")
+    link.symlink_to(target)
+    write_report(hostile, link, ReportFormat.MD)
+    assert link.is_symlink()
+    assert target.read_text() == to_markdown(hostile)
+    os.mkfifo(pipe)
+    check_writable(pipe, "--output", "report.md")
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(pipe.read_text)
+        write_report(hostile, pipe, ReportFormat.MD)
+        assert read.result() == to_markdown(hostile)
+    assert pipe.is_fifo()
 
 
 def test_a_section_of_facts_alone_has_no_badge(hostile: Report) -> None:
