@@ -91,7 +91,7 @@ ADAPTERS: dict[str, set[str]] = {
 # from rooms of lower floors, for types too.
 FLOORS: dict[str, tuple[set[str], ...]] = {
     "schemas": (
-        {"errors", "exit_codes", "monotonic_clock", "process", "store_paths"},
+        {"errors", "exit_codes", "monotonic_clock", "process", "store_paths", "whole_file"},
         {"ids", "topics", "signing"},
         {"records", "key_folder", "links"},
         {"text", "stops_switch"},

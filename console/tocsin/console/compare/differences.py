@@ -212,7 +212,7 @@ def _ends(numbers: RunNumbers) -> Mapping[str, str]:
     found: dict[str, str] = {}
     if view is not None:
         found["outcome"] = view.outcome or view.state
-    for issue in numbers.issues():
+    for issue in numbers.run.issues():
         if issue.severity != "info":
             where = "" if issue.first_step is None else f" from step {issue.first_step:,}"
             found.setdefault(f"rule {issue.rule}", f"{issue.severity}{where}")

@@ -16,6 +16,11 @@ Comparison = Literal[">", "<"]
 _PARTS: Final = re.compile(
     r"\s*(?P<measure>[A-Za-z_][\w./:-]*)?\s*(?P<sign>[<>=!]+)?\s*(?P<change>[+-][^\s%]*\s*%?)?\s*"
 )
+_ANY_NAME: Final = re.compile(
+    r"\s*(?P<measure>[^<>!]*[^<>=!\s])\s*(?P<sign>[<>])\s*(?P<change>[+-][\d.][^\s%]*\s*%?)\s*"
+)
+"""The whole of an expression whose measure is a name that somebody logs by: `log.acc@1`."""
+
 _EXAMPLE: Final = "for example 'step_time > +5%', 'throughput < -3%', 'eval_loss > +0.01'"
 
 
@@ -55,8 +60,8 @@ class BadExpression(ConfigurationError):
 
 def parse(text: str) -> Condition:
     """The condition of an expression. Raises BadExpression."""
-    found = _PARTS.match(text)
-    assert found is not None  # all of its parts are optional
+    found = _ANY_NAME.fullmatch(text) or _PARTS.match(text)
+    assert found is not None  # all parts of the latter are optional
     if found["measure"] is None:
         column = len(text) - len(text.lstrip())
         raise BadExpression(text, column, "expected a measure, like step_time")

@@ -95,6 +95,7 @@ def _time(pair: _Pair, name: str) -> tuple[Floats, Floats] | None:
     times = [numbers.step_times() for numbers in (pair.first, pair.second)]
     if any(one is None for one in times):
         return None
+    first = max(int(one.steps[0]) for one in times if one is not None)
     last = min(int(one.steps[-1]) for one in times if one is not None)
     for one in times:
         assert one is not None
@@ -104,7 +105,7 @@ def _time(pair: _Pair, name: str) -> tuple[Floats, Floats] | None:
             return None
         # Of a short run half: whatever it has says more than nothing.
         start = min(_SETTLING, one.steps.size // 2)
-        kept = (one.steps <= last) & (np.arange(one.steps.size) >= start)
+        kept = (one.steps >= first) & (one.steps <= last) & (np.arange(one.steps.size) >= start)
         values = values[kept]
         if name == "throughput":
             values = 1 / np.maximum(values, 1e-9)
@@ -124,8 +125,10 @@ def _scalar(pair: _Pair, name: str) -> tuple[Floats, Floats] | None:
         common, at_first, at_second = np.intersect1d(first.steps, second.steps, return_indices=True)
         settled = common >= _SETTLING
         return first.values[at_first[settled]], second.values[at_second[settled]]
+    # A run that was resumed begins later than at step 0.
+    begin = max(int(first.steps[0]), int(second.steps[0]))
     last = min(int(first.steps[-1]), int(second.steps[-1]))
-    start = (1 - _LAST) * last
+    start = last - _LAST * (last - begin)
     return _between(first, start, last), _between(second, start, last)
 
 
@@ -207,9 +210,10 @@ def _memory(numbers: RunNumbers) -> float | None:
 
 
 def _issues(numbers: RunNumbers) -> float | None:
+    """Of all incarnations: who asks for the run must know of a fault before a restart."""
     if numbers.run.view is None:
         return None
-    return float(sum(issue.severity != "info" for issue in numbers.issues()))
+    return float(sum(issue.severity != "info" for issue in numbers.run.issues()))
 
 
 _SINGLE: Final[Mapping[str, Callable[[RunNumbers], float | None]]] = {

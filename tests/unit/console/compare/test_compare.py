@@ -55,6 +55,9 @@ def run(
         ("eval_loss>+0.01", ("eval_loss", ">", 0.01, False)),
         ("  step_time.p95 > +1e1%  ", ("step_time.p95", ">", 0.1, True)),
         ("log.val/acc < -2", ("log.val/acc", "<", -2, False)),
+        ("log.acc@1 < -1%", ("log.acc@1", "<", -0.01, True)),
+        ("log.metrics/mAP50(B)<-1%", ("log.metrics/mAP50(B)", "<", -0.01, True)),
+        ("log.val accuracy at k=5 < -1 %", ("log.val accuracy at k=5", "<", -0.01, True)),
     ],
 )
 def test_an_expression_is_read(text: str, expected: tuple[str, str, float, bool]) -> None:
@@ -197,6 +200,30 @@ def test_norms_are_compared_over_the_steps_that_both_runs_have() -> None:
     assert measured.change is not None
     assert measured.change.change == 0
     assert measured.change.values == (len(often) - 10,) * 2
+
+
+def test_a_run_that_was_resumed_is_compared_over_the_steps_that_both_have_made() -> None:
+    curve = 3 * np.exp(-np.arange(2_000) / 900) + 0.02 * np.random.default_rng(3).standard_normal(
+        2_000
+    )
+    times = np.where(np.arange(2_000) < 1_000, 0.1, 0.2)
+    times *= np.exp(0.05 * np.random.default_rng(4).standard_normal(2_000))
+    whole = MadeRun(run_id="whole").scalar("loss", curve).scalar("step_time_s", times)
+    tail = MadeRun(run_id="tail")
+    tail.scalar("loss", curve[1_000:], steps=range(1_000, 2_000))
+    tail.scalar("step_time_s", times[1_000:], steps=range(1_000, 2_000))
+    changes = {one.name: one.change.change for one in compare(whole, tail).measures if one.change}
+    assert changes["loss"] == 0
+    assert changes["step_time"] == pytest.approx(0, abs=0.01)
+
+
+def test_issues_of_all_incarnations_count() -> None:
+    second = run("b")
+    earlier = issue_of(second).model_copy(update={"incarnation": "before-the-restart"})
+    second.say(earlier)
+    found = compare(run("a"), second, [parse("issues > +0")])
+    assert found.failed
+    assert "Only the second run has an issue of rule nonfinite" in found.verdict
 
 
 # What differs first
