@@ -205,6 +205,37 @@ def test_a_node_without_samples_of_memory_says_so() -> None:
     assert found.status == "not_captured"
 
 
+def test_each_gpu_of_a_large_job_is_judged() -> None:
+    made = MadeRun(run_id="large")
+    for node in range(16):
+        columns: dict[str, list[float]] = {"cpu.percent": [20.0] * 80}
+        for gpu in range(8):
+            columns[f"gpu.{gpu}.utilization_percent"] = [20.0 if node == 15 else 95.0] * 80
+            columns[f"gpu.{gpu}.memory_used_bytes"] = [9.9e9 if node == 15 else 4e9] * 80
+            columns[f"gpu.{gpu}.memory_total_bytes"] = [1e10] * 80
+            columns[f"gpu.{gpu}.of_job"] = [1.0] * 80
+        made.node(columns, name=f"node-{node:02}")
+    numbers = RunNumbers(made)
+    found = gpus.gpu_utilization(numbers)
+    assert "Under-used" in found.finding
+    assert found.status == "info"
+    assert len(found.figures) == 64
+    assert "of gpu 0 of node-15" in memory(numbers).finding
+    assert "and 2 more is almost full" in memory(numbers).finding
+
+
+def test_what_the_user_logs_is_not_left_out_without_a_word() -> None:
+    made = MadeRun(run_id="logs").scalar("loss", np.linspace(2, 1, 50))
+    for i in range(33):
+        made.scalar(f"log.metric_{i:02}", np.full(50, float(i)))
+    made.scalar("log.feature_importance.a", np.full(50, 1.0))
+    found = training_curves(RunNumbers(made))
+    charts = " ".join(found.charts)
+    assert "metric_29" in charts
+    assert "feature_importance" not in charts
+    assert "3 scalars more that you log: `tocsin query` shows them." in found.finding
+
+
 def test_gpus_are_empty_where_their_node_was_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
 

@@ -31,7 +31,7 @@ def batch_size(numbers: RunNumbers) -> Section:
     boxes: list[Box] = []
     room: list[str] = []
     highest = 0.0
-    for gpu in gpus[:32]:
+    for gpu in gpus:
         utilization, memory = gpu.column("utilization_percent"), gpu.memory_percent()
         cpu = gpu.node.column("cpu.percent")
         found = [

@@ -12,6 +12,7 @@ from tocsin.console.report.numbers import Gpu, RunNumbers
 from tocsin.console.report.section import Figure, Section, not_captured
 from tocsin.console.report.sections.shared import (
     box_of,
+    listed,
     remedies,
     reported,
     statistics_table,
@@ -24,6 +25,7 @@ _TITLE: Final = "GPU utilization"
 _HIGH: Final = 70.0
 _LOW: Final = 10.0
 _MAX_GPUS: Final = 64
+"""GPUs in the charts and the table; all are judged."""
 _LINES: Final = 3
 NO_GPU: Final = "No GPU was sampled."
 HOW_GPU: Final = (
@@ -38,7 +40,7 @@ def gpu_utilization(numbers: RunNumbers) -> Section:
     if not gpus:
         return not_captured(KEY, _TITLE, NO_GPU, HOW_GPU)
     boxes, rows, low, uneven = [], [], [], []
-    for gpu in gpus[:_MAX_GPUS]:
+    for gpu in gpus:
         values = gpu.column("utilization_percent")
         assert values is not None
         rows.append(((gpu.node.name, f"GPU {gpu.number}"), values, "percent"))
@@ -57,10 +59,10 @@ def gpu_utilization(numbers: RunNumbers) -> Section:
         f"{value_text(float(np.median(medians)), 'percent')} in the median."
     ]
     if low:
-        findings.append(f"Under-used, less than 70 % in the 95th percentile: {_listed(low)}.")
+        findings.append(f"Under-used, less than 70 % in the 95th percentile: {listed(low)}.")
     if uneven:
         findings.append(
-            f"Idle again and again, below 10 % in the 5th percentile: {_listed(uneven)}."
+            f"Idle again and again, below 10 % in the 5th percentile: {listed(uneven)}."
         )
     findings.append(reported(issues))
     advice = remedies(issues)
@@ -72,12 +74,12 @@ def gpu_utilization(numbers: RunNumbers) -> Section:
     return Section(
         key=KEY, title=_TITLE, finding=" ".join(filter(None, findings)), advice=advice,
         status=worst(issues) if issues else ("info" if low or uneven else "good"),
-        figures=[Figure(f"median of {box.name}", box.p50, "percent") for box in boxes],
+        figures=[Figure(f"median of {box.name}", box.p50, "percent") for box in boxes[:_MAX_GPUS]],
         charts=[
-            box_chart(boxes, title="Utilization by GPU", unit="percent", limit=_HIGH),
+            box_chart(boxes[:_MAX_GPUS], title="Utilization by GPU", unit="percent", limit=_HIGH),
             _over_time(numbers, gpus[:_MAX_GPUS]),
         ],
-        tables=[statistics_table(("node", "GPU"), rows, "Utilization")],
+        tables=[statistics_table(("node", "GPU"), rows[:_MAX_GPUS], "Utilization")],
     )  # fmt: skip
 
 
@@ -102,8 +104,3 @@ def _over_time(numbers: RunNumbers, gpus: Sequence[Gpu]) -> str:
         [gpu.name for gpu, _ in found], first.seconds, cells, title=title, unit="percent",
         x_name="time", x_unit="s", marks=marks, limits=(0, 100), combine="mean",
     )  # fmt: skip
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 6:,} more" if len(names) > 6 else ""
-    return ", ".join(names[:6]) + more

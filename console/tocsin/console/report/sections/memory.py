@@ -11,6 +11,7 @@ from tocsin.console.report.numbers import Floats, Node, RunNumbers
 from tocsin.console.report.section import Figure, Section, not_captured
 from tocsin.console.report.sections.shared import (
     box_of,
+    listed,
     remedies,
     reported,
     statistics_table,
@@ -26,6 +27,8 @@ _MIN_SAMPLES: Final = 60
 _MIN_BYTES: Final = 256 * 1024**2
 _NEAR_PERCENT: Final = 95.0
 _MAX_NODES: Final = 8
+_MAX_GPUS: Final = 64
+"""GPUs in the chart and the table; all are judged."""
 _COLUMNS: Final = (
     ("used on the node", "memory.used_bytes"),
     ("of the job", "memory.process_tree_bytes"),
@@ -48,20 +51,22 @@ def memory(numbers: RunNumbers) -> Section:
     if not nodes:
         return not_captured(KEY, _TITLE, "No node was sampled.", NOT_SAMPLED)
     issues = numbers.found_by("gpu_memory_increase", "host_memory_increase")
-    findings, rows, charts, figures, grows, full = [], [], [], [], False, False
-    boxes = []
-    for gpu in numbers.gpus()[:64]:
+    findings, rows, charts, figures, grows = [], [], [], [], False
+    boxes, full = [], []
+    for i, gpu in enumerate(numbers.gpus()):
         used, percent = gpu.column("memory_used_bytes"), gpu.memory_percent()
         if used is None:
             continue
-        rows.append(((gpu.node.name, f"GPU {gpu.number}"), used, "bytes"))
+        if i < _MAX_GPUS:
+            rows.append(((gpu.node.name, f"GPU {gpu.number}"), used, "bytes"))
         if percent is not None and (box := box_of(gpu.name, percent)) is not None:
             boxes.append(box)
             if box.p95 > _NEAR_PERCENT:
-                full = True
-                findings.append(f"The memory of {gpu.name} is almost full.")
+                full.append(gpu.name)
+    if full:
+        findings.append(f"The memory of {listed(full)} is almost full.")
     if boxes:
-        charts.append(box_chart(boxes, title="GPU memory in use", unit="percent"))
+        charts.append(box_chart(boxes[:_MAX_GPUS], title="GPU memory in use", unit="percent"))
         highest = max(boxes, key=lambda box: box.p95)
         findings.append(
             f"95 of 100 samples have at most {value_text(highest.p95, 'percent')} of the memory of "
@@ -87,7 +92,7 @@ def memory(numbers: RunNumbers) -> Section:
     if not rows:
         return not_captured(KEY, _TITLE, "No memory was sampled.", NOT_SAMPLED)
     findings.append(reported(issues))
-    advice = remedies(issues) or " ".join([_KEPT] * grows + [_FULL] * full)
+    advice = remedies(issues) or " ".join([_KEPT] * grows + [_FULL] * bool(full))
     return Section(
         key=KEY, title=_TITLE, finding=" ".join(filter(None, findings)), advice=advice,
         status=worst(issues) if issues else ("info" if grows or full else "good"),

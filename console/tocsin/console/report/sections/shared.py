@@ -98,3 +98,9 @@ __all__ = [
     "HOW_JUDGED", "NOT_JUDGED", "STATISTICS", "box_of", "numbered", "remedies",
     "reported", "statistics", "statistics_table", "step_marks", "time_marks", "worst",
 ]  # fmt: skip
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first six names, and how many more."""
+    more = f" and {len(names) - 6:,} more" if len(names) > 6 else ""
+    return ", ".join(names[:6]) + more

@@ -14,6 +14,8 @@ from tocsin.schemas.text import counted
 from tocsin.store import Series
 
 _MAX_LINES: Final = 6
+_MAX_OWN: Final = 30
+"""Charts of what the user logs."""
 
 
 def training_curves(numbers: RunNumbers) -> Section:
@@ -33,9 +35,10 @@ def training_curves(numbers: RunNumbers) -> Section:
             '`run.log({"loss": value})`.',
         )  # fmt: skip
     marks = step_marks(numbers)
+    losses = [_line("loss", loss), *_named(numbers, "loss.")[:_MAX_LINES]]
     charts = [
         line_chart(
-            [_line("loss", loss), *_named(numbers, "loss.")], title="Loss", marks=marks,
+            losses, title="Loss", marks=marks,
             description="The loss of the training over its steps",
         )
     ]  # fmt: skip
@@ -51,15 +54,18 @@ def training_curves(numbers: RunNumbers) -> Section:
         charts.append(
             line_chart([_line(norm.name, norm)], title="Norm of the gradients", marks=marks)
         )
-    rates = _named(numbers, "lr.")
+    rates = _named(numbers, "lr.")[:_MAX_LINES]
     if rates:
         charts.append(line_chart(rates, title="Learning rate", marks=marks, height=180))
-    own = _named(numbers, "log.")
+    own = _own(numbers)
     charts += [
-        line_chart([line], title=line.name, marks=marks, height=180) for line in own[:_MAX_LINES]
+        line_chart([line], title=line.name, marks=marks, height=180) for line in own[:_MAX_OWN]
     ]
+    finding = _finding(loss, evaluation, _whose(numbers))
+    if more := len(own) - min(len(own), _MAX_OWN):
+        finding += f" {counted(more, 'scalar')} more that you log: `tocsin query` shows them."
     return Section(
-        key="training", title=title, finding=_finding(loss, evaluation, _whose(numbers)),
+        key="training", title=title, finding=finding,
         status="warning" if not np.isfinite(loss.values).all() else "plain",
         figures=_figures(loss), charts=charts,
     )  # fmt: skip
@@ -71,9 +77,16 @@ def _line(name: str, series: Series) -> Line:
 
 def _named(numbers: RunNumbers, prefix: str) -> list[Line]:
     names = [name for name in numbers.run.scalars() if name.startswith(prefix)]
-    found = ((name, numbers.series(name)) for name in names[:_MAX_LINES])
+    found = ((name, numbers.series(name)) for name in names)
     return [
         _line(name.removeprefix("log."), series) for name, series in found if series is not None
+    ]
+
+
+def _own(numbers: RunNumbers) -> list[Line]:
+    """What the user logs, but for importances of features, which have a section of their own."""
+    return [
+        line for line in _named(numbers, "log.") if not line.name.startswith("feature_importance")
     ]
 
 
