@@ -80,7 +80,8 @@ OTHERS: Final[Mapping[str, str]] = {
     "`TORCHELASTIC_RESTART_COUNT` separates restarts.",
     "KUBERNETES_SERVICE_HOST": "Run id `k8s-JOB`, from the name of the pod (`HOSTNAME`) and "
     "`JOB_COMPLETION_INDEX`.",
-    "RANK": "With `WORLD_SIZE` and `LOCAL_RANK`, or Slurm's `SLURM_PROCID`, `SLURM_NTASKS` and "
+    "RANK": "With `WORLD_SIZE` and `LOCAL_RANK`, or the same variables of Open MPI and of MPICH "
+    "and Intel MPI (`PMI_RANK`), or Slurm's `SLURM_PROCID`, `SLURM_NTASKS` and "
     "`SLURM_LOCALID`: the rank of a process without an initialised `torch.distributed`.",
     "CUDA_VISIBLE_DEVICES": "Which GPUs belong to the job.",
 }

@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import SecretStr
-
 from tocsin.bus.configured import open_configured_bus
 from tocsin.bus.port import Bus
 from tocsin.schemas.configuration.file import (
@@ -24,7 +22,12 @@ from tocsin.schemas.configuration.file import (
 )
 from tocsin.schemas.configuration.problems import ConfigProblems, Problem
 from tocsin.schemas.configuration.sections import RuleEntry
-from tocsin.schemas.configuration.settings import Settings, resolve_secrets, resolve_settings
+from tocsin.schemas.configuration.settings import (
+    Secrets,
+    Settings,
+    resolve_secrets,
+    resolve_settings,
+)
 from tocsin.schemas.configuration.sources import CONFIG_VARIABLE, Sources, read_files
 from tocsin.schemas.topics import Topics
 
@@ -38,7 +41,7 @@ class CommandContext:
 
     loaded: LoadedConfig
     settings: Settings
-    secrets: Mapping[str, SecretStr]
+    secrets: Secrets
     read_again: Callable[[], CommandContext] = field(compare=False, repr=False)
     """Reads flags, environment and file once more; raises as `read_context` does."""
 
@@ -46,6 +49,11 @@ class CommandContext:
     def config(self) -> Config:
         """What the file says, or the defaults."""
         return self.loaded.config
+
+    def all_secrets(self) -> Secrets:
+        """The secrets, for who delivers. Raises SecretUnavailable: some are missing here."""
+        self.secrets.require_all()
+        return self.secrets
 
     @property
     def topics(self) -> Topics:
@@ -141,7 +149,7 @@ def read_viewing_context(
         )
     loaded = LoadedConfig(Config(), None, Path.cwd())
     return CommandContext(
-        loaded, settings, {}, partial(read_viewing_context, config, bus, store=store)
+        loaded, settings, Secrets({}), partial(read_viewing_context, config, bus, store=store)
     )
 
 

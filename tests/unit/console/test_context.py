@@ -8,6 +8,7 @@ import pytest
 
 from tocsin.console.context import read_context, read_viewing_context
 from tocsin.schemas.configuration.problems import ConfigProblems
+from tocsin.schemas.configuration.settings import SecretUnavailable
 
 
 def test_the_aliases_of_rules_are_read_as_the_rules_own_names(tmp_path: Path) -> None:
@@ -61,3 +62,20 @@ def test_a_file_with_problems_keeps_nobody_from_looking(
     monkeypatch.setenv("TOCSIN_CONFIG", str(file))
     with pytest.raises(ConfigProblems):
         read_viewing_context(None, None)
+
+
+def test_who_does_not_deliver_needs_no_secret_of_a_receiver(tmp_path: Path) -> None:
+    (tmp_path / "tocsin.yaml").write_text(
+        "version: 1\nsecrets: {hook: {env: TEST_HOOK}, pass: {env: TEST_PASS}}\n"
+        "receivers: {hook: {type: chat, url: {secret: hook}}}\n"
+        "bus: {url: 'kafka://k:9092', sasl: {mechanism: SCRAM-SHA-512, username: u, "
+        "password: {secret: pass}}}\n"
+    )
+    context = read_context(
+        tmp_path / "tocsin.yaml", "embedded:bus.db", environ={"TEST_PASS": "word"}
+    )
+    assert context.secrets["pass"].get_secret_value() == "word"
+    with pytest.raises(SecretUnavailable, match="secret 'hook': variable TEST_HOOK is not set"):
+        context.secrets.get("hook")
+    with pytest.raises(SecretUnavailable, match="TEST_HOOK is not set"):
+        context.all_secrets()

@@ -147,7 +147,7 @@ class Helper:
             context.topics,
             context.config,
             bus=bus,
-            secrets=context.secrets,
+            secrets=context.all_secrets(),
             key=_signing_key(),
             embedded=True,
             notify=notify,

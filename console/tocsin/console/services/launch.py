@@ -176,7 +176,7 @@ def _check_receivers(context: CommandContext, options: RunOptions, env: Mapping[
     named = {name: address.config for name, address in parse_addresses(options.notify).items()}
     if context.embedded:
         receiver_context = ReceiverContext(
-            secrets=context.secrets,
+            secrets=context.all_secrets(),
             guard=AddressGuard(private=True),
             folder=context.loaded.folder,
             environ=env,

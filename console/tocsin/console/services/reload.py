@@ -92,7 +92,7 @@ class ActionsReload:
         assert self._service.set_up is not None
         loaded = context.loaded
         setup = await asyncio.to_thread(
-            self._service.set_up, loaded.config, context.secrets, loaded.path
+            self._service.set_up, loaded.config, context.all_secrets(), loaded.path
         )
 
         async def take_over() -> None:

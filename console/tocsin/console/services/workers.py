@@ -123,13 +123,15 @@ async def run_actions(
         ConfigurationError: a CIDR is wrong, or the signing key cannot be made.
     """
 
+    secrets = context.all_secrets()
+
     def build(bus: Bus, metrics: Metrics, crash: CrashPoints) -> ActionsService:
         kept = partial(kept_addresses, bus.path) if isinstance(bus, EmbeddedBus) else None
         return build_actions_service(
             context.topics,
             context.config,
             bus=bus,
-            secrets=context.secrets,
+            secrets=secrets,
             key=own_key(keys_folder(os.environ)),
             embedded=context.embedded,
             kept_addresses=kept,

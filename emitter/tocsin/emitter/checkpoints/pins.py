@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -41,54 +43,64 @@ def how_to_pin(environ: Mapping[str, str]) -> How | None:
 
 def pin(path: Path, how: How) -> Path:
     """Give a checkpoint, a file or a folder, its second name; that name. A second time does
-    nothing. A name of another checkpoint stays, and this one gets a number. Blocks: a copy takes as
-    long as the checkpoint is large.
+    nothing. A name of another checkpoint stays, and this one gets a number. Several processes may
+    pin one, as the launchers of all nodes do on a shared file system. Blocks: a copy takes as long
+    as the checkpoint is large.
 
     Raises OSError: it is gone, the file system has no hard links, there is no space.
     """
     folder = path.parent / FOLDER
     folder.mkdir(exist_ok=True)
+    facts = _facts(path)
     for number in range(100):
         target = folder / (path.name if number == 0 else f"{path.name}.{number}")
         if not target.exists():
             break
-        if _same(path, target):
+        if _holds(target, facts):
             return target
-    # Not under its own name before it is whole.
-    part = folder / f".{target.name}{_PART}"
-    _remove(part)
     copy = os.link if how == "hard_link" else shutil.copy2
-    try:
+    # Not under its own name before it is whole, and in a folder that is nobody else's.
+    with tempfile.TemporaryDirectory(
+        prefix=f".{target.name}.", suffix=_PART, dir=folder, ignore_cleanup_errors=True
+    ) as own:
+        part = Path(own) / target.name
         if path.is_dir():
             shutil.copytree(path, part, copy_function=copy)
         else:
             copy(path, part)
-        part.rename(target)
-    except (OSError, shutil.Error):
-        _remove(part)
-        raise
+        if not _holds(part, facts):
+            raise OSError(f"{path} has changed while it was pinned")
+        try:
+            part.rename(target)
+        except OSError:
+            # Another process may have pinned it meanwhile.
+            if not _holds(target, facts):
+                raise
     return target
 
 
-def _same(path: Path, target: Path) -> bool:
-    """Whether `target` is the pin of `path`: each file is the same, or of its size and time."""
+_Facts = Mapping[Path, tuple[int, int]]
+
+
+def _facts(path: Path) -> _Facts:
+    """Size and time of each file of a checkpoint, by its place in it. Raises OSError."""
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    for file in files:
-        other = target if file is path else target / file.relative_to(path)
-        try:
-            mine, pinned = file.stat(), other.stat()
-        except OSError:
-            return False
-        if (mine.st_size, mine.st_mtime_ns) != (pinned.st_size, pinned.st_mtime_ns):
-            return False
-    return bool(files)
+    if not files:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    return {file.relative_to(path): _size_and_time(file) for file in files}
 
 
-def _remove(part: Path) -> None:
-    if part.is_dir():
-        shutil.rmtree(part, ignore_errors=True)
-    else:
-        part.unlink(missing_ok=True)
+def _holds(target: Path, facts: _Facts) -> bool:
+    """Whether `target` is the pin of such a checkpoint: each file is of its size and time."""
+    try:
+        return all(_size_and_time(target / place) == fact for place, fact in facts.items())
+    except OSError:
+        return False
+
+
+def _size_and_time(file: Path) -> tuple[int, int]:
+    found = file.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 class Pins:

@@ -238,6 +238,7 @@ class Gpus:
             except Exception as error:
                 failed[read] = error
                 continue
+            self._troubles.pop((n, read), None)
             found.update((name, float(value)) for name, value in columns.items())
         if found:
             for read, why in failed.items():

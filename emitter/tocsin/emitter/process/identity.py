@@ -235,6 +235,8 @@ def rank_of(environ: Mapping[str, str]) -> tuple[int, int, int]:
     """(rank, local rank, world size) from the environment; (0, 0, 1) if it has none."""
     for rank, local, world in (
         ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
         ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
     ):
         if environ.get(rank, "").isdigit() and environ.get(world, "").isdigit():

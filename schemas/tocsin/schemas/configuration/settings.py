@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import starmap
 from pathlib import Path
 from typing import Final, Generic, Literal, TypeVar
 
@@ -28,6 +29,39 @@ Origin = Literal["flag", "environment", "file", "default"]
 
 class SecretUnavailable(ConfigurationError):
     """A secret that the configuration names is not there."""
+
+
+class Secrets(Mapping[str, SecretStr]):
+    """The values of secrets, by name. One that is missing is a fault of who needs it: to ask for it
+    raises SecretUnavailable. An optional one that is missing is not in it.
+    """
+
+    def __init__(
+        self, values: Mapping[str, SecretStr], missing: Mapping[str, str] | None = None
+    ) -> None:
+        """`missing`: why, by name."""
+        self._values = values
+        self._missing = missing or {}
+
+    def __getitem__(self, name: str) -> SecretStr:
+        if name in self._missing:
+            raise SecretUnavailable(_missing_line(name, self._missing[name]))
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def require_all(self) -> None:
+        """Raises SecretUnavailable: some are missing; the message names all of them."""
+        if self._missing:
+            raise SecretUnavailable("\n".join(starmap(_missing_line, self._missing.items())))
+
+
+def _missing_line(name: str, why: str) -> str:
+    return f"secret {name!r}: {why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +154,7 @@ def labels_of(origin: str, pairs: Iterable[str]) -> Mapping[str, str]:
     return dict(_label(origin, pair) for pair in pairs)
 
 
-def resolve_secrets(
-    config: Config, env: Mapping[str, str], *, folder: Path
-) -> Mapping[str, SecretStr]:
+def resolve_secrets(config: Config, env: Mapping[str, str], *, folder: Path) -> Secrets:
     """The values of all secrets. Reads files: may block.
 
     Args:
@@ -131,23 +163,19 @@ def resolve_secrets(
         folder: where relative paths of the file start.
 
     Returns:
-        Values by name; an optional secret that is missing is not in it.
-
-    Raises:
-        SecretUnavailable: one or more are missing, empty or unreadable. The message names all of
-            them and where they were looked for, and shows no value.
+        Values by name. One that is missing, empty or unreadable raises when it is asked for, since
+        only who delivers needs all of them; the message says where it was looked for, and shows no
+        value.
     """
     values: dict[str, SecretStr] = {}
-    missing: list[str] = []
+    missing: dict[str, str] = {}
     for name, source in config.secrets.items():
         value, why = _secret(source, env, folder)
         if value:
             values[name] = SecretStr(value)
         elif why:
-            missing.append(f"secret {name!r}: {why}")
-    if missing:
-        raise SecretUnavailable("\n".join(missing))
-    return values
+            missing[name] = why
+    return Secrets(values, missing)
 
 
 def missing_secrets(config: Config, env: Mapping[str, str], *, folder: Path) -> Mapping[str, str]:

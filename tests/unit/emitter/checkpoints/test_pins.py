@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
@@ -79,6 +80,19 @@ def test_pinned_twice_it_has_one_pin_and_another_of_its_name_gets_a_number(tmp_p
     second = pin(path, "copy")
     assert (first.name, second.name) == ("last.pt", "last.pt.1")
     assert torch.load(first)["w"][0, 0] == 1.0
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_launchers_of_several_nodes_may_pin_one_checkpoint(tmp_path: Path, how: How) -> None:
+    path = tmp_path / "step-1"
+    path.mkdir()
+    for i in range(100):
+        (path / f"shard-{i}").write_bytes(b"x" * 20_000)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: pin(path, how), range(4)))
+    assert set(found) == {tmp_path / "tocsin-pinned" / "step-1"}
+    assert len(list(found[0].iterdir())) == 100
+    assert [one.name for one in (tmp_path / "tocsin-pinned").iterdir()] == ["step-1"]
 
 
 def test_what_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

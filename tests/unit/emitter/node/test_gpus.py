@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -171,6 +172,23 @@ def test_a_gpu_that_cannot_tell_its_memory_tells_the_rest(monkeypatch: pytest.Mo
         found = gpus.read(1.0)
     assert found["gpu.0.temperature_celsius"] == 61
     assert "gpu.0.memory_used_bytes" not in found
+    assert told == []
+
+
+def test_a_reading_that_fails_now_and_then_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = itertools.count()
+
+    def fail(handle: object, kind: int) -> int:
+        if next(count) % 3 == 0:
+            raise OSError("unknown error")
+        return 61
+
+    fake_nvml(monkeypatch, nvmlDeviceGetTemperature=fail)
+    told: list[str] = []
+    gpus = Gpus(report=told.append)
+    for _ in range(6 * FAILURES):
+        found = gpus.read(1.0)
+    assert found["gpu.0.temperature_celsius"] == 61
     assert told == []
 
 

@@ -14,6 +14,7 @@ from tocsin.emitter.process.identity import (
     Identity,
     identify,
     launch_job_id,
+    rank_of,
     resolve_job_id,
     scheduler_job,
 )
@@ -202,3 +203,15 @@ def test_ranks_take_the_identity_that_they_agreed_on() -> None:
     for claim in ("", "null", "[]", '["a", 1]', '["a", "b", 0]', '{"a": 1}'):
         with pytest.raises(ValueError, match=r"."):
             other.joined(claim)
+
+
+@pytest.mark.parametrize(
+    ("rank", "local", "world"),
+    [
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
+    ],
+)
+def test_ranks_under_mpirun(rank: str, local: str, world: str) -> None:
+    assert rank_of({rank: "5", local: "1", world: "8"}) == (5, 1, 8)
+    assert rank_of({rank: "5", local: "1", world: "8", "RANK": "0", "WORLD_SIZE": "2"})[0] == 0

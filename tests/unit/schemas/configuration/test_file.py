@@ -663,8 +663,9 @@ def test_all_missing_secrets_are_named_and_no_value_is_shown(tmp_path: Path) -> 
     (tmp_path / "c").write_bytes(PLANTED.encode() + b"\xff")
     (tmp_path / "e").write_bytes(b"\n")
 
+    secrets = resolve_secrets(good(text), {"D": ""}, folder=tmp_path)
     with pytest.raises(SecretUnavailable) as caught:
-        resolve_secrets(good(text), {"D": ""}, folder=tmp_path)
+        secrets.require_all()
 
     assert str(caught.value).splitlines() == [
         "secret 'a': variable A is not set",
