@@ -29,6 +29,7 @@ from support.servers.kafka_broker import free_ports
 from support.waiting import wait_until
 from tocsin.console.context import section_registry
 from tocsin.schemas.configuration.file import Config, check_config
+from tocsin.schemas.key_folder import keys_folder
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -133,6 +134,21 @@ def test_the_page_is_this_machine_s_and_asks_for_a_token() -> None:
     assert token.name in page["secrets"]
     # It reads runs; it changes none.
     assert "store:/store:ro" in page["volumes"]
+
+
+def test_the_action_worker_trusts_the_key_of_the_page_and_cannot_change_it() -> None:
+    def mounts(worker: str) -> dict[str, list[str]]:
+        """Where it has each volume, and how."""
+        return {(parts := mount.split(":"))[0]: parts[1:] for mount in WORKERS[worker]["volumes"]}
+
+    (own,), (page, mode) = mounts("actions")["actions"], mounts("actions")["page"]
+    assert mounts("page")["page"] == [own]
+    assert f"XDG_CONFIG_HOME={own} " in " ".join(of("ENV"))
+    trusted = WORKERS["actions"]["environment"]["TOCSIN_STOP_KEYS"].split(":")
+    assert trusted == [str(keys_folder({"XDG_CONFIG_HOME": one})) for one in (own, page)]
+    assert mode == "ro"
+    # Whoever is first at a new volume gives it its owner.
+    assert re.search(rf"install -d -o tocsin -g tocsin -m 0700 .*{page}\b", " ".join(of("RUN")))
 
 
 def test_the_archive_writes_where_the_page_reads_and_the_image_lets_it() -> None:
@@ -348,6 +364,16 @@ def test_only_the_action_worker_sees_its_key() -> None:
         assert owner == (unit.name == "tocsin-actions.service")
         if unit.name in ("tocsin-archive.service", "tocsin-page.service"):
             assert lines["InaccessiblePaths"] == ["-/var/lib/tocsin/tocsin"]
+
+
+def test_the_unit_of_the_action_worker_trusts_its_own_key_and_the_page_s() -> None:
+    def variables(unit: str) -> dict[str, str]:
+        lines = unit_lines(DEPLOY / "systemd" / unit)["Environment"]
+        return dict(word.split("=", 1) for line in lines for word in line.split())
+
+    actions, page = variables("tocsin-actions.service"), variables("tocsin-page.service")
+    trusted = [str(keys_folder(one)) for one in (actions, page)]
+    assert actions["TOCSIN_STOP_KEYS"].split(":") == trusted
 
 
 @pytest.mark.parametrize("unit", WORKER_UNITS, ids=lambda unit: unit.name)

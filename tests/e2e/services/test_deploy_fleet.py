@@ -281,14 +281,32 @@ def test_what_has_metrics_is_annotated_for_prometheus(rendered: list[dict[str, A
     assert scraped == {"rules", "actions", "archive"}
 
 
+def keys_of(pod: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """What its folder of keys has: by secret, the key in it by the name of the file."""
+    (volume,) = [one for one in pod["volumes"] if one["name"] == "key"]
+    if "secret" in volume:
+        sources = [{"name": volume["secret"]["secretName"], "items": volume["secret"]["items"]}]
+    else:
+        sources = [one["secret"] for one in volume["projected"]["sources"]]
+    return {one["name"]: {item["path"]: item["key"] for item in one["items"]} for one in sources}
+
+
+def test_action_workers_trust_the_key_of_the_page_and_do_not_have_it(
+    rendered: list[dict[str, Any]],
+) -> None:
+    assert keys_of(pods(rendered)["actions"])["page-key"] == {"page.pub": "actions.pub"}
+
+    alone = pods(manifests("actions.keySecret=stop-key", "page.keySecret=page-key"))["actions"]
+    assert keys_of(alone).keys() == {"stop-key"}, "there is no page"
+
+
 def test_the_key_of_a_secret_is_where_the_worker_reads_it(
     rendered: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     own_key(tmp_path)
     for name in ("actions", "page"):
         pod = pods(rendered)[name]
-        (volume,) = [one for one in pod["volumes"] if one["name"] == "key"]
-        paths = {item["path"] for item in volume["secret"]["items"]}
+        paths = set(keys_of(pod)[f"{'stop' if name == 'actions' else name}-key"])
         assert paths == {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
         (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "key"]
         home = re.search(r"XDG_CONFIG_HOME=(\S+)", (DEPLOY / "Containerfile").read_text())
@@ -341,6 +359,10 @@ def test_a_bucket_needs_no_volume_but_what_opens_it(store: str) -> None:
     [
         (("actions.replicas=2",), "actions.keySecret is needed"),
         (("page.enabled=true",), "page.tokenSecret is needed"),
+        (
+            ("page.enabled=true", "page.tokenSecret=t", "page.keySecret=k"),
+            "actions.keySecret is needed with page.keySecret",
+        ),
         (("archive.enabled=true", "config.store=null"), "config.store is needed"),
         (("archive.enabled=true", "config.store=off"), "config.store is needed"),
     ],

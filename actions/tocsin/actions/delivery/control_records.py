@@ -38,7 +38,10 @@ class ControlRecords:
         except (SignatureError, RecordError) as error:
             key, reason = clip(record.key.decode(errors="replace"), 200), clip(str(error), 300)
             logger.warning(
-                "decision ignored", extra={"action": "actions", "key": key, "reason": reason}
+                "decision ignored (%s): %s",
+                key,
+                reason,
+                extra={"action": "actions", "key": key, "reason": reason},
             )
 
     def release(self, partitions: frozenset[int]) -> None:
