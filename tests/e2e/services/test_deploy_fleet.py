@@ -314,6 +314,21 @@ def test_the_key_of_a_secret_is_where_the_worker_reads_it(
         assert mount["mountPath"] == str(keys_folder({"XDG_CONFIG_HOME": home[1]}))
 
 
+def test_only_action_workers_with_a_service_account_get_its_token() -> None:
+    (account,) = (
+        one["metadata"]["name"]
+        for one in yaml.safe_load_all((DEPLOY / "kubernetes" / "job.yaml").read_text())
+        if one["kind"] == "ServiceAccount"
+    )
+    made = pods(manifests(*EVERYTHING, f"actions.serviceAccount={account}"))
+
+    tokens = {name: pod["automountServiceAccountToken"] for name, pod in made.items()}
+    assert tokens == {name: name == "actions" for name in made}
+    assert {name: pod.get("serviceAccountName") for name, pod in made.items()} == {
+        name: account if name == "actions" else None for name in made
+    }
+
+
 def test_archive_and_page_are_off_unless_they_are_asked_for() -> None:
     made = manifests()
 

@@ -4,8 +4,12 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
+{{/* A pod, with the rights of the service account that `.` names, or without any. */}}
 {{- define "tocsin.pod" -}}
-automountServiceAccountToken: false
+{{- with . -}}
+serviceAccountName: {{ . }}
+{{ end -}}
+automountServiceAccountToken: {{ not (empty .) }}
 terminationGracePeriodSeconds: 40
 securityContext:
   runAsNonRoot: true
