@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -10,6 +12,7 @@ import yaml
 from tocsin.actions.targets.kubernetes.config import KindName
 from tocsin.actions.targets.kubernetes.workloads import WORKLOADS
 from tocsin.emitter.process import pod
+from tocsin.emitter.stop.verification import trusted_paths
 
 ROOT = Path(__file__).resolve().parents[5]
 PAGE = (ROOT / "docs/how-to/kubernetes.md").read_text()
@@ -43,12 +46,36 @@ def test_the_page_shows_the_role_of_jobs() -> None:
     assert all(f"   {line}\n" in PAGE for line in rules)
 
 
-def test_the_example_tells_what_the_emitter_reads() -> None:
-    [example] = yaml.safe_load_all((ROOT / "examples/kubernetes/job.yaml").read_text())
-    env = {
-        one["name"]: one.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
-        for one in example["spec"]["template"]["spec"]["containers"][0]["env"]
+def example() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The pod of the example, and its variables: the value, or the field that has it."""
+    [made] = yaml.safe_load_all((ROOT / "examples/kubernetes/job.yaml").read_text())
+    spec = made["spec"]["template"]["spec"]
+    return spec, {
+        one["name"]: one.get("value") or one["valueFrom"]["fieldRef"]["fieldPath"]
+        for one in spec["containers"][0]["env"]
     }
+
+
+def test_the_example_obeys_the_keys_of_a_config_map_that_the_page_makes() -> None:
+    made, env = example()
+
+    [mount] = made["containers"][0]["volumeMounts"]
+    [volume] = made["volumes"]
+    assert trusted_paths(env) == [Path(mount["mountPath"])]
+    assert mount["readOnly"] is True
+    assert mount["name"] == volume["name"]
+    assert f"kubectl create configmap {volume['configMap']['name']} -n train --from-file=" in PAGE
+
+
+def test_the_example_has_the_labels_that_the_policy_of_the_page_matches() -> None:
+    _, env = example()
+    [policy] = re.findall(r"- (\{match: .*may_stop_on.*\})", PAGE)
+    labels = dict(part.split("=") for part in env["TOCSIN_LABELS"].split(","))
+    assert yaml.safe_load(policy)["match"].items() <= labels.items()
+
+
+def test_the_example_tells_what_the_emitter_reads() -> None:
+    _, env = example()
     for variable in (pod.NAMESPACE, pod.POD, pod.POD_UID, pod.JOB, pod.JOB_UID):
         assert env[variable] in PAGE
         assert f"name: {variable}\n" in PAGE
