@@ -31,8 +31,8 @@ _NOT_SUPPORTED: Final = {
     "as-groups": "acts as somebody else",
 }
 _INSTEAD: Final = (
-    "use a token or a client certificate: `kubectl create token ACCOUNT`, or a secret of the type "
-    "kubernetes.io/service-account-token"
+    "use a client certificate, or the token of a secret of the type "
+    "kubernetes.io/service-account-token (one of `kubectl create token` expires after an hour)"
 )
 
 

@@ -150,6 +150,12 @@ def test_a_user_that_cannot_be_is_refused(tmp_path: Path, user: dict[str, Any], 
     assert PLANTED not in str(caught.value)
 
 
+def test_whoever_has_no_way_to_log_in_hears_of_one_that_does_not_expire(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"kubernetes\.io/service-account-token") as caught:
+        from_kubeconfig(kubeconfig(tmp_path, {"exec": {"command": "aws"}}))
+    assert "`kubectl create token` expires after an hour" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("cluster", "says"),
     [

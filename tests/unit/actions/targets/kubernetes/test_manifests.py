@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,17 @@ def test_the_page_shows_the_role_of_jobs() -> None:
     rules = text[text.index("rules:") :].partition("---")[0].splitlines()
     assert len(rules) == 3
     assert all(f"   {line}\n" in PAGE for line in rules)
+
+
+def test_the_token_of_the_page_does_not_expire_and_is_of_the_account_with_the_role() -> None:
+    [account, *_] = yaml.safe_load_all((ROOT / "deploy/kubernetes/job.yaml").read_text())
+    [text] = re.findall(r"kubectl apply -f - <<END\n(.*?)\n +END\n", PAGE, re.DOTALL)
+    secret = yaml.safe_load(textwrap.dedent(text))
+
+    assert secret["type"] == "kubernetes.io/service-account-token"
+    assert secret["metadata"]["namespace"] == account["metadata"]["namespace"]
+    [named] = secret["metadata"]["annotations"].items()
+    assert named == ("kubernetes.io/service-account.name", account["metadata"]["name"])
 
 
 def example() -> tuple[dict[str, Any], dict[str, Any]]:
