@@ -124,15 +124,19 @@ def _submitted_job(environ: Mapping[str, str]) -> str | None:
 def _kubernetes_job(environ: Mapping[str, str]) -> str | None:
     """The job whose pod this is; None where the pod's own environment does not show it.
 
-    An indexed Job names its pods JOB-INDEX, and sets the index. The pods of a plain Job have chance
-    at the end of their names, like those of a Deployment: nothing in there distinguishes the two.
+    An indexed Job names its pods JOB-INDEX, and sets the index. The Jobs of a JobSet are such ones,
+    called JOBSET-node-NUMBER by training operators, and are one run. The pods of a plain Job have
+    chance at the end of their names, like those of a Deployment: nothing in there distinguishes the
+    two.
     """
     pod = environ.get("HOSTNAME", "")
     if not environ.get("KUBERNETES_SERVICE_HOST") or not pod:
         return None
     index = environ.get("JOB_COMPLETION_INDEX")
     if index:
-        named = re.fullmatch(rf"(?P<job>.+)-{re.escape(index)}(?:-[a-z0-9]{{5}})?", pod)
+        named = re.fullmatch(
+            rf"(?P<job>.+?)(?:-node-\d+)?-{re.escape(index)}(?:-[a-z0-9]{{5}})?", pod
+        )
     else:
         named = _JOB_POD.fullmatch(pod)
     return None if named is None else f"k8s-{named['job']}"

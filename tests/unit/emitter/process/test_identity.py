@@ -109,6 +109,11 @@ def test_a_slurm_step_of_one_task_needs_no_count() -> None:
         ({"HOSTNAME": "bert-large-worker-12"}, "k8s-bert-large"),
         ({"HOSTNAME": "llm-node-0-3"}, "k8s-llm"),
         ({"HOSTNAME": "llm-node-0-3-abcde"}, "k8s-llm"),
+        # The Jobs of a JobSet are indexed ones.
+        ({"HOSTNAME": "llm-node-0-3", "JOB_COMPLETION_INDEX": "3"}, "k8s-llm"),
+        ({"HOSTNAME": "my-llm-node-12-0-abcde", "JOB_COMPLETION_INDEX": "0"}, "k8s-my-llm"),
+        ({"HOSTNAME": "llm-worker-3", "JOB_COMPLETION_INDEX": "3"}, "k8s-llm-worker"),
+        ({"HOSTNAME": "llm-node-0-3", "JOB_COMPLETION_INDEX": "4"}, None),
         # A notebook, a Deployment, a plain Job: nothing there names one job.
         ({"HOSTNAME": "jupyter-ana"}, None),
         ({"HOSTNAME": "train-x7k2p"}, None),
