@@ -197,6 +197,14 @@ def test_the_published_port_is_this_machine_s_unless_told_otherwise() -> None:
     assert port == "${TOCSIN_KAFKA_BIND:-127.0.0.1}:9092:9092"
 
 
+def test_variables_are_kept_where_each_command_finds_them() -> None:
+    ignored = subprocess.run(["git", "check-ignore", "--quiet", str(DEPLOY / ".env")], cwd=ROOT)
+    assert ignored.returncode == 0, "it has keys of the bucket"
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        single = re.findall(r"\b[A-Z_]+=\S+ +(?:docker|podman)[ -]compose .*", page.read_text())
+        assert single == [], f"{page}: the next command does not have them"
+
+
 # -- Containerfile
 
 
