@@ -125,8 +125,8 @@ class CheckpointStall(Rule[CheckpointStallParams, _State]):
                 self.state.under[data.rank] = _Write(at.now_ms, at.boot, at.seq, step)
             else:
                 yield from self._over(data.rank)
-        elif isinstance(data, Heartbeat) and data.busy is None:
-            # Its end mark was lost.
+        elif isinstance(data, Heartbeat) and data.role == "trainer" and data.busy is None:
+            # Its end mark was lost. The launcher's heartbeat has rank 0 and knows of no phase.
             yield from self._over(data.rank)
         elif isinstance(data, RunEnded):
             ranks = list(self.state.under) if at.run.ended else [data.rank]

@@ -390,6 +390,20 @@ def test_a_write_that_hangs_is_said_while_it_does() -> None:
     assert issues[0].at_ms - issues[0].onset_ms == 600_000
 
 
+def test_the_launchers_heartbeat_ends_no_write_of_rank_0() -> None:
+    run = RunBuilder()
+    run.started(role="launcher")
+    run.started()
+    run.phase("checkpoint", "begin")
+    for _ in range(70):
+        run.wait(10)
+        run.heartbeat(role="launcher")
+        run.heartbeat(busy="checkpoint")
+    issues = issues_of(run.records, specs=WRITES)
+    assert [(i.state, i.branch, i.first_rank) for i in issues] == [("firing", "long", 0)]
+    assert issues[0].at_ms - issues[0].onset_ms == 600_000
+
+
 def test_a_threshold_with_a_part_of_a_millisecond() -> None:
     run = RunBuilder()
     run.started()
