@@ -19,6 +19,7 @@ from typing import Final
 
 from tocsin.bus.port import Bus, BusError
 from tocsin.emitter.node.gpus import Gpus
+from tocsin.emitter.node.kernel_log import XidsSince
 from tocsin.emitter.node.lock import NodeLock
 from tocsin.emitter.node.publisher import LAST_S, NodePlan
 from tocsin.emitter.node.registry import NodeFolder, Registration, job_pids
@@ -61,10 +62,12 @@ class _Copy:
         self._lock = threading.Lock()
         self._incarnation = ""
         self._packer = self._packer_of(found[-1])
+        self._xids = XidsSince()
         self.update(found)
 
     def update(self, found: Sequence[Registration]) -> None:
-        """Who speaks for the run may change; a new incarnation begins a new frame."""
+        """Who speaks for the run may change; a new incarnation begins a new frame, and its Xids
+        are counted from zero."""
         self._node.other_roots = job_pids(found)
         newest = found[-1]
         if newest.incarnation != self._incarnation:
@@ -72,12 +75,13 @@ class _Copy:
             self._incarnation = newest.incarnation
             with self._lock:
                 self._packer = self._packer_of(newest)
+                self._xids = XidsSince()
 
     def frames_of(self, machine: Sample, now_s: float, at_us: int) -> Sequence[SystemFrame]:
         """In the sampler's thread."""
         sample = self._node.complete(machine, now_s)
         with self._lock:
-            return self._packer.add(sample, at_us)
+            return self._packer.add(self._xids.count(sample), at_us)
 
     def flush(self) -> None:
         """Send what is not complete yet."""

@@ -2,8 +2,9 @@
 
 A line reads `NVRM: Xid (PCI:0000:17:00): 79, pid=4711, GPU has fallen off the bus.`
 
-Columns: `gpu.N.xids` (how many since the sampler began) and `gpu.N.xid` (the number of the last
-one, 0 before the first); `gpu.unknown.…` for a device that NVML does not know. Reading
+Columns: `gpu.N.xids` (how many since the sampler began; from a node agent, since it first sampled
+the run) and `gpu.N.xid` (the number of the last one, 0 before the first); `gpu.unknown.…` for a
+device that NVML does not know. Reading
 /dev/kmsg needs the right to (root, CAP_SYSLOG, or `kernel.dmesg_restrict=0`): without it there are
 no such columns.
 """
@@ -91,3 +92,20 @@ class XidSamples:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class XidsSince:
+    """Counts from its first sample on: for a run whose node was sampled before."""
+
+    def __init__(self) -> None:
+        self._zero: Sample | None = None
+
+    def count(self, sample: Sample) -> Sample:
+        """The sample without the errors that were there at the first one."""
+        counts = {name: value for name, value in sample.items() if name.endswith(".xids")}
+        if self._zero is None:
+            self._zero = counts
+        # A column that comes later begins with its first error.
+        since = {name: value - self._zero.get(name, 0.0) for name, value in counts.items()}
+        last = {name.removesuffix("s"): 0.0 for name, value in since.items() if value == 0}
+        return {**sample, **since, **last}

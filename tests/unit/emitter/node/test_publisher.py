@@ -18,6 +18,7 @@ from tocsin.emitter.node import agent, publisher
 from tocsin.emitter.node.agent import NodeAgent
 from tocsin.emitter.node.publisher import NodePlan, NodeReport
 from tocsin.emitter.node.registry import NODE_FOLDER, NodeFolder, Registration
+from tocsin.emitter.node.sampler import Machine
 from tocsin.schemas.records.frames import RecordOrigin
 from tocsin.schemas.topics import Topics
 
@@ -123,6 +124,32 @@ def test_launchers_step_aside_for_an_agent_and_come_back(tmp_path: Path) -> None
         frames = [frame for frame in samples if frame.origin.run_id == run_id]
         spans = sorted((frame.at_us[0], frame.at_us[-1]) for frame in frames)
         assert all(a[1] <= b[0] for a, b in pairwise(spans))
+
+
+def test_an_agent_counts_xids_from_the_first_sample_of_each_incarnation(tmp_path: Path) -> None:
+    def registered(incarnation: str) -> list[Registration]:
+        bus = f"embedded:{tmp_path}"
+        return [Registration(run_id="r1", incarnation=incarnation, bus=bus, prefix="tocsin")]
+
+    machine = Machine(root=tmp_path)
+    copy = agent._Copy(registered("i1"), machine, NodePlan(interval_s=5.0))
+
+    def counted_of(gpu: str, xids: int, xid: int) -> tuple[float, ...]:
+        sample = {f"gpu.{gpu}.xids": float(xids), f"gpu.{gpu}.xid": float(xid)}
+        (frame,) = copy.frames_of(sample, 1.0, 1)
+        row = dict(zip(frame.columns, frame.values[0].tolist(), strict=True))
+        return tuple(row[name] for name in sample)
+
+    assert counted_of("0", 3, 79) == (0, 0)
+    assert counted_of("0", 3, 79) == (0, 0)
+    assert counted_of("0", 4, 48) == (1, 48)
+    # A device without a number has columns from its first error on.
+    assert counted_of("unknown", 1, 79) == (1, 79)
+    copy.update(registered("i2"))
+    assert counted_of("0", 4, 48) == (0, 0)
+    assert counted_of("0", 6, 31) == (2, 31)
+    copy.close()
+    machine.close()
 
 
 async def test_where_there_is_no_folder_each_samples(

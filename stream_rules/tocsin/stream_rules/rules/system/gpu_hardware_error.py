@@ -1,8 +1,8 @@
 """`gpu_hardware_error`: a GPU reports an error that no program can fix.
 
 Counts are compared with the first ones of the run: earlier errors do not count. A sampler counts
-Xids from its own start; its first count only matters if sampling of the node began within 30 s of
-the run's start, so that the sampler is no older than the run. Branches:
+Xids from its own start, and a node agent from its first sample of the run; the first count only
+matters if sampling of the node began within 30 s of the run's start. Branches:
 
 - ecc: uncorrectable memory errors (a corrupt value was found but could not be corrected);
 - retired_pages: pages of its memory were retired, rows remapped after an uncorrectable error, or a
