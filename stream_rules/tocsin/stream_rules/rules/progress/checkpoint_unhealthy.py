@@ -9,10 +9,11 @@
 - smaller: it is more than `smaller` percent smaller than the median of the earlier checkpoints of
   its kind (at least three).
 
-Checkpoints are of one kind if their paths differ only in digits. `tocsin run` and
-`tocsin.emitter.start()` have a separate process read the files on the node that wrote them, without
-unpickling, so the conditions on the contents need a path that this node can read. At most 4 GiB of
-a checkpoint are read; of a larger one, only the beginning of each tensor.
+Checkpoints are of one kind if their paths differ only in digits that are the same in all files of a
+step, as its number is: the shards of one step (`rank_0.pt`, `rank_1.pt`) are of different kinds.
+`tocsin run` and `tocsin.emitter.start()` have a separate process read the files on the node that
+wrote them, without unpickling, so the conditions on the contents need a path that this node can
+read. At most 4 GiB of a checkpoint are read; of a larger one, only the beginning of each tensor.
 
 The limits are choices, not measurements: for one model and optimizer, the sizes of healthy
 checkpoints differ by less than a percent.
@@ -21,10 +22,11 @@ checkpoints differ by less than a percent.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from statistics import median
-from typing import Final
+from typing import Final, TypeVar
 
 from pydantic import Field
 
@@ -38,7 +40,7 @@ from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event
 SPOILING: Final = frozenset({"nonfinite", "loss_diverged"})
 """Rules whose faults are in the weights from their first step on."""
 
-_KINDS: Final = 32
+_KINDS: Final = 128
 _SIZES: Final = 16
 _MIN_SIZES: Final = 3
 _MIN_MATRICES: Final = 4
@@ -46,6 +48,8 @@ _RECENT: Final = 32
 _NAMES: Final = 8
 
 _DIGITS: Final = re.compile(r"\d+")
+
+T = TypeVar("T")
 
 
 class CheckpointUnhealthyParams(Params):
@@ -64,7 +68,26 @@ class _Kind:
 
 
 @dataclass(slots=True)
+class _Paths:
+    """Paths that are the same but for their numbers: the numbers of the first file of each recent
+    step, and the places where other files of that step have another number."""
+
+    firsts: dict[int, list[str]] = field(default_factory=dict)
+    parts: list[int] = field(default_factory=list)
+
+    def add(self, step: int, numbers: list[str]) -> None:
+        first = self.firsts.setdefault(step, numbers)
+        differ = {
+            i for i, (one, other) in enumerate(zip(first, numbers, strict=True)) if one != other
+        }
+        self.parts = sorted(differ.union(self.parts))
+        while len(self.firsts) > _SIZES:
+            del self.firsts[min(self.firsts)]
+
+
+@dataclass(slots=True)
 class _State:
+    paths: dict[str, _Paths] = field(default_factory=dict)
     kinds: dict[str, _Kind] = field(default_factory=dict)
     recent: list[Checkpoint] = field(default_factory=list)
     reported: int = -1
@@ -105,6 +128,8 @@ class CheckpointUnhealthy(Rule[CheckpointUnhealthyParams, _State]):
     state_type = _State
 
     def on_event(self, data: RunData, at: Moment) -> Outcomes:
+        if isinstance(data, CheckpointWritten | CheckpointRead):
+            self._compare_paths(data.checkpoint)
         if isinstance(data, CheckpointWritten):
             self.state.recent = [*self.state.recent, data.checkpoint][-_RECENT:]
             yield from self._size(data.checkpoint, at)
@@ -146,7 +171,7 @@ class CheckpointUnhealthy(Rule[CheckpointUnhealthyParams, _State]):
         usual = median(before)
         limit = usual * (1 - self.params.smaller / 100)
         if size >= limit:
-            yield Clear(step=max(0, checkpoint.step), about=_about("smaller", checkpoint))
+            yield Clear(step=max(0, checkpoint.step), about=self._about("smaller", checkpoint))
             return
         # It is no measure for those that follow.
         kind.sizes = before
@@ -168,7 +193,7 @@ class CheckpointUnhealthy(Rule[CheckpointUnhealthyParams, _State]):
                 "torn", checkpoint, at, f"{_name(checkpoint)} is not whole: {read.torn}"
             )
             return
-        yield Clear(step=step, about=_about("torn", checkpoint))
+        yield Clear(step=step, about=self._about("torn", checkpoint))
         if read.nonfinite_tensors:
             yield self._finding(
                 "nonfinite",
@@ -183,7 +208,7 @@ class CheckpointUnhealthy(Rule[CheckpointUnhealthyParams, _State]):
                 also=read.nonfinite,
             )
         elif read.complete:
-            yield Clear(step=step, about=_about("nonfinite", checkpoint))
+            yield Clear(step=step, about=self._about("nonfinite", checkpoint))
         if read.complete:
             yield from self._zeros(read, at)
 
@@ -196,7 +221,9 @@ class CheckpointUnhealthy(Rule[CheckpointUnhealthyParams, _State]):
         most = read.matrices >= _MIN_MATRICES and 2 * read.zero_tensors >= read.matrices
         if not (most or (new and all_listed)):
             kind.zeros = list(read.zeros)
-            yield Clear(step=max(0, read.checkpoint.step), about=_about("zeros", read.checkpoint))
+            yield Clear(
+                step=max(0, read.checkpoint.step), about=self._about("zeros", read.checkpoint)
+            )
             return
         names = tuple(new) or read.zeros
         yield self._finding(
@@ -212,13 +239,23 @@ class CheckpointUnhealthy(Rule[CheckpointUnhealthyParams, _State]):
             also=names,
         )
 
+    def _compare_paths(self, checkpoint: Checkpoint) -> None:
+        numbers = _DIGITS.findall(checkpoint.path)
+        _newest(self.state.paths, _form(checkpoint), _Paths).add(checkpoint.step, numbers)
+
     def _kind(self, checkpoint: Checkpoint) -> _Kind:
-        name, kinds = _kind(checkpoint), self.state.kinds
-        kind = kinds.pop(name, None) or _Kind()
-        kinds[name] = kind
-        while len(kinds) > _KINDS:
-            del kinds[next(iter(kinds))]
-        return kind
+        return _newest(self.state.kinds, self._kind_name(checkpoint), _Kind)
+
+    def _kind_name(self, checkpoint: Checkpoint) -> str:
+        """Its path, with the numbers that name a part of the step's files."""
+        paths = self.state.paths.get(_form(checkpoint)) or _Paths()
+        places = count()
+        return _DIGITS.sub(
+            lambda number: number[0] if next(places) in paths.parts else "#", checkpoint.path
+        )
+
+    def _about(self, branch: str, checkpoint: Checkpoint) -> str:
+        return f"{branch} {self._kind_name(checkpoint)}"
 
     def _finding(
         self,
@@ -231,7 +268,7 @@ class CheckpointUnhealthy(Rule[CheckpointUnhealthyParams, _State]):
         also: tuple[str, ...] = (),
     ) -> Finding:
         return Finding(
-            about=branch if branch == "after_onset" else _about(branch, checkpoint),
+            about=branch if branch == "after_onset" else self._about(branch, checkpoint),
             branch=branch,
             subject=Subject(kind="run", name=at.run.run_id),
             reason=clip(reason, 500),
@@ -243,12 +280,16 @@ class CheckpointUnhealthy(Rule[CheckpointUnhealthyParams, _State]):
         )
 
 
-def _kind(checkpoint: Checkpoint) -> str:
+def _form(checkpoint: Checkpoint) -> str:
     return _DIGITS.sub("#", checkpoint.path)
 
 
-def _about(branch: str, checkpoint: Checkpoint) -> str:
-    return f"{branch} {_kind(checkpoint)}"
+def _newest(known: dict[str, T], name: str, make: Callable[[], T]) -> T:
+    """The entry of that name, now the newest; the oldest go where there are too many."""
+    entry = known[name] = known.pop(name, None) or make()
+    while len(known) > _KINDS:
+        del known[next(iter(known))]
+    return entry
 
 
 def _name(checkpoint: Checkpoint) -> str:

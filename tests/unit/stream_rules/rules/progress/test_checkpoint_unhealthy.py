@@ -164,6 +164,53 @@ def test_one_that_is_smaller_than_its_kind() -> None:
     assert "c/step-40.pt has 800 bytes, and those before of its kind 1,000" in issues[0].reason
 
 
+SHARDS = {
+    "/c/global_step{step}/layer_00-model_00-model_states.pt": 5000,
+    "/c/global_step{step}/layer_01-model_00-model_states.pt": 700,
+    "/c/global_step{step}/layer_01-model_01-model_states.pt": 300,
+    "/c/iter_{step:07d}/mp_rank_00_000/model_optim_rng.pt": 900,
+    "/c/iter_{step:07d}/mp_rank_00_001/model_optim_rng.pt": 400,
+}
+
+
+def test_the_files_of_one_checkpoint_are_each_of_a_kind_of_its_own() -> None:
+    run = begun()
+    for step in range(10, 80, 10):
+        for number, (path, size) in enumerate(SHARDS.items()):
+            zeros = (f"layer.{number}.bias",)
+            saved(run, step, size, path=path.format(step=step))
+            read(run, step, path=path.format(step=step), zeros=zeros, zero_tensors=1)
+    assert found(run) == []
+
+    paths = [path.format(step=80) for path in SHARDS]
+    saved(run, 80, 5000, path=paths[0])
+    saved(run, 80, 600, path=paths[1])
+    read(run, 80, path=paths[1], zeros=("layer.1.bias", "head"), zero_tensors=2)
+    saved(run, 80, 300, path=paths[2])
+    read(run, 80, path=paths[2], zeros=("layer.2.bias",), zero_tensors=1)
+    issues = found(run)
+    assert states(issues) == [("smaller", "firing"), ("zeros", "firing")]
+    assert "layer_01-model_00-model_states.pt has 600 bytes" in issues[0].reason
+
+
+def test_a_rank_far_behind_that_writes_the_other_shard() -> None:
+    run = begun()
+    for rank, size in enumerate((1000, 500)):
+        for step in range(10, 60, 10):
+            saved(run, step, size, path=f"/c/{step}/rank_{rank}.pt")
+    assert found(run) == []
+
+
+def test_numbers_that_change_with_the_step_are_of_one_kind() -> None:
+    run = begun()
+    for step in range(10, 60, 10):
+        saved(run, step, 1000, path=f"/c/epoch={step // 10}-step={step + 1}/rank_0.pt")
+        saved(run, step, 500, path=f"/c/epoch={step // 10}-step={step + 1}/rank_1.pt")
+    saved(run, 60, 1000, path="/c/epoch=6-step=61/rank_0.pt")
+    saved(run, 60, 400, path="/c/epoch=6-step=61/rank_1.pt")
+    assert states(found(run)) == [("smaller", "firing")]
+
+
 def test_too_few_to_compare() -> None:
     run = begun()
     for step, size in ((10, 1000), (20, 1000), (30, 10)):
