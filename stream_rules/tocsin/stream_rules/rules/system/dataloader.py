@@ -11,8 +11,9 @@ machine.
   and so are tensors in memory (a TensorDataset) on a CPU. An unknown batch size counts as 1,024
   samples.
 - workers: the worker processes of the node's ranks together are more than `max_threshold` percent
-  of its cores; with `few`, also fewer than `min_threshold` percent of them. An info. If the
-  training starves, the remedy asks for more.
+  of its cores; with `few`, also fewer than `min_threshold` percent of them. A rank that may use
+  some of the node's cores only has its own workers compared with those. An info. If the training
+  starves, the remedy asks for more.
 - pin_memory: the model is on a GPU, and batches are copied there from memory that is not pinned. An
   info: this is correct if the data set is already on the GPU.
 
@@ -32,14 +33,15 @@ from typing import Final
 import numpy as np
 from pydantic import Field
 
-from tocsin.schemas.records.frames import StepFrame
+from tocsin.schemas.records.frames import StepFrame, SystemFrame
 from tocsin.schemas.records.issues import Fact, Series, Subject
 from tocsin.schemas.records.runs import DataLoaderSeen, RunData, RunStarted
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS, RankSeries, StoredRankSeries
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar, system
 
 _DEVICE: Final = ("forward_device_s", "backward_device_s", "optimizer_device_s")
+_NODE_CORES: Final = "cpu.cores"
 _FIRST: Final = 3
 """Steps that are left out: workers start, kernels are chosen."""
 
@@ -89,6 +91,7 @@ class _State:
     rank_series: StoredRankSeries = field(default_factory=RankSeries)
     loader: _Loader | None = None
     node_of: dict[int, str] = field(default_factory=dict)
+    cores_of: dict[str, float] = field(default_factory=dict)
     seen: int = 0
     steps: list[int] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
@@ -115,6 +118,7 @@ class Dataloader(Rule[DataloaderParams, _State]):
             *(scalar(name, optional=True) for name in _DEVICE),
             event(DataLoaderSeen, optional=True),
             event(RunStarted, optional=True),
+            system(_NODE_CORES, optional=True),
         ),
         capture_hint="the wait is captured when batches come from a torch.utils.data.DataLoader",
         remedy="Give the DataLoader num_workers and persistent_workers=True, prepare samples once "
@@ -159,14 +163,21 @@ class Dataloader(Rule[DataloaderParams, _State]):
             )
         return ()
 
+    def on_system(self, frame: SystemFrame, at: Moment) -> Outcomes:
+        cores = frame.column(_NODE_CORES)
+        if cores is not None and len(cores) and cores[-1] > 0:
+            self.state.cores_of[frame.node] = float(cores[-1])
+        return ()
+
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
         state = self.state
         if state.rank_series.overtaken_by(frame):
-            loader, nodes, advised = state.loader, state.node_of, state.said
+            loader, advised = state.loader, state.said
             state = self.state = _State(
                 rank_series=state.rank_series,
                 loader=loader,
-                node_of=nodes,
+                node_of=state.node_of,
+                cores_of=state.cores_of,
                 starving=state.starving,
                 said=advised,
             )
@@ -263,7 +274,7 @@ class Dataloader(Rule[DataloaderParams, _State]):
         if loader is not None:
             facts += _facts(loader)
             cores = loader.cores or 0
-            if 100 * loader.workers * self._ranks() < self.params.min_threshold * cores:
+            if 100 * loader.workers * self._ranks()[1] < self.params.min_threshold * cores:
                 remedy = (
                     f"Give the DataLoader more workers than {loader.workers} (there are {cores} "
                     "cores) and persistent_workers=True, or prepare the samples once."
@@ -288,25 +299,32 @@ class Dataloader(Rule[DataloaderParams, _State]):
             explanation="the median of groups of as many steps as there are workers",
         )
 
-    def _ranks(self) -> int:
-        """How many ranks share the cores of the leading rank's node."""
-        here = self.state.node_of.get(self.state.rank_series.rank or 0, "")
-        return max(1, sum(node == here for node in self.state.node_of.values()))
+    def _ranks(self) -> tuple[int, int]:
+        """How many ranks share the cores of the leading one, at least and at most: all of its node,
+        but for one that is bound to some of the node's cores."""
+        state = self.state
+        here = state.node_of.get(state.rank_series.rank or 0, "")
+        all_here = max(1, sum(node == here for node in state.node_of.values()))
+        cores, of_node = state.loader and state.loader.cores, state.cores_of.get(here)
+        if not cores or of_node is None:
+            return 1, all_here
+        return (1, 1) if cores < of_node else (all_here, all_here)
 
     def _advise(self, step: int) -> Outcomes:
         state, params, loader = self.state, self.params, self.state.loader
         if loader is None:
             return
-        ranks = self._ranks()
         if loader.cores and "workers" not in state.said:
-            percent = 100 * loader.workers * ranks / loader.cores
-            many = percent > params.max_threshold
+            least, most = (loader.workers * ranks for ranks in self._ranks())
+            many = 100 * least / loader.cores > params.max_threshold
+            workers = least if many else most
+            percent = 100 * workers / loader.cores
             if many or (params.few and percent < params.min_threshold):
                 state.said = [*state.said, "workers"]
                 yield self._advice(
                     "workers",
                     step,
-                    f"{loader.workers * ranks} data-loader workers on {loader.cores} cores: "
+                    f"{workers} data-loader workers on {loader.cores} cores: "
                     + ("more than they can feed" if many else "fewer than could load"),
                     "Use fewer workers: they compete for cores and memory with each other and with "
                     "the training."

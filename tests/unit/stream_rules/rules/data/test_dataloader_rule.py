@@ -12,7 +12,7 @@ import pytest
 from fixtures.runs.recorded import recorded
 from support.records.node_samples import restarted, sagemaker
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.schemas.records.runs import DataLoaderSeen
+from tocsin.schemas.records.runs import DataLoaderSeen, RunStarted
 from tocsin.stream_rules.engine.configured_rules import RuleSpec
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
 
@@ -136,17 +136,52 @@ def test_few_workers_are_a_finding_in_the_reference_only() -> None:
     assert told(run(0.0, workers=1), sagemaker("Dataloader")) == [("workers", "info", "firing")]
 
 
-def test_the_workers_of_all_ranks_of_a_node_count() -> None:
-    def ranks(count: int) -> RunBuilder:
-        made = RunBuilder(world_size=count)
-        for rank in range(count):
-            made.started(rank=rank)
-        inner = run(0.0, workers=9)
-        made.records += inner.records[1:]
-        return made
+def ranks(count: int, *, node_cores: float | None, **loader: Any) -> RunBuilder:
+    """Ranks of one node with so many cores, of which rank 0 may use eight."""
+    made = RunBuilder(world_size=count)
+    for rank in range(count):
+        made.event(
+            RunStarted(
+                run_id=made.run_id,
+                incarnation=made.incarnation,
+                rank=rank,
+                world_size=count,
+                job_id="job",
+                node="node",
+            ),
+            rank=rank,
+        )
+    if node_cores is not None:
+        made.system({"cpu.cores": node_cores})
+    made.records += run(loader.pop("wait_s", 0.0), **loader).records[1:]
+    return made
 
-    assert told(ranks(1)) == []
-    assert told(ranks(2)) == [("workers", "info", "firing")]
+
+def test_the_workers_of_all_ranks_count_where_they_share_the_cores_of_the_node() -> None:
+    assert told(ranks(1, node_cores=8.0, workers=9)) == []
+    assert told(ranks(2, node_cores=8.0, workers=9)) == [("workers", "info", "firing")]
+
+
+@pytest.mark.parametrize("node_cores", [16.0, None], ids=["bound", "not known"])
+def test_ranks_that_are_bound_to_cores_of_their_own_have_their_own_workers(
+    node_cores: float | None,
+) -> None:
+    assert told(ranks(2, node_cores=node_cores, workers=9)) == []
+    (issue,) = [
+        one
+        for one in issues_of(ranks(2, node_cores=node_cores, workers=17).records, specs=RULE)
+        if one.state == "firing"
+    ]
+    assert issue.reason.startswith("17 data-loader workers on 8 cores")
+
+
+def test_a_bound_rank_is_asked_for_more_workers_by_its_own_cores() -> None:
+    few = sagemaker("Dataloader")
+    assert told(ranks(2, node_cores=16.0, workers=4), few) == [("workers", "info", "firing")]
+    assert told(ranks(2, node_cores=None, workers=4), few) == []
+    assert told(ranks(2, node_cores=8.0, workers=4), few) == []
+    starving = ranks(2, node_cores=16.0, workers=4, wait_s=0.06)
+    assert "more workers than 4 (there are 8 cores)" in firing(starving).remedy
 
 
 def test_unpinned_memory_is_an_advice_where_the_model_is_on_a_gpu() -> None:
