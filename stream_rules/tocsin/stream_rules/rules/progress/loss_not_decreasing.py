@@ -30,6 +30,8 @@ With `against: before`, as in the preset `sagemaker`, the condition is the one o
 Debugger: every `num_steps` steps, a loss is compared with the newest one that is as many steps
 older. It is flat if it is not lower by `diff_percent`, and rising if it is higher by more than
 `increase_threshold_percent`. Both are for migration only: healthy runs also meet them.
+
+With `mode: eval`, each evaluation is one loss: the mean over its batches, once it is complete.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcomes, fact
 from tocsin.stream_rules.reading.rank_series import SERIES_POINTS
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 from tocsin.stream_rules.signals import warm_start
+from tocsin.stream_rules.signals.evaluations import Evaluation, Evaluations
 from tocsin.stream_rules.signals.lagged_loss import LaggedLoss
 from tocsin.stream_rules.signals.step_losses import StepLosses
 from tocsin.stream_rules.signals.warm_start import WarmStart
@@ -110,6 +113,7 @@ class _State:
     losses: StepLosses = field(default_factory=StepLosses)
     before: LaggedLoss = field(default_factory=LaggedLoss)
     warm_start: WarmStart = field(default_factory=WarmStart)
+    evaluations: Evaluations = field(default_factory=Evaluations)
     lowest: float = math.inf
     highest: float = -math.inf
     early: int = 0
@@ -159,7 +163,9 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
 
     def on_event(self, data: RunData, at: Moment) -> Outcomes:
         self.state.warm_start.add_start(data)
-        return ()
+        if self.params.mode == "eval":
+            for evaluation in self.state.evaluations.end(data, at):
+                yield from self._evaluated(evaluation, at)
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
         if self.params.mode == "train" and self.params.against == "beginning":
@@ -167,34 +173,58 @@ class LossNotDecreasing(Rule[LossNotDecreasingParams, _State]):
         return ()
 
     def on_steps(self, frame: StepFrame, at: Moment) -> Outcomes:
-        state, rank = self.state, frame.origin.rank
-        if frame.mode != self.params.mode or frame.column("loss") is None:
+        if self.params.mode == "eval":
+            for evaluation in self.state.evaluations.complete(frame, at):
+                yield from self._evaluated(evaluation, at)
             return
-        if state.rank is not None and rank > state.rank:
+        rank = frame.origin.rank
+        if frame.mode != "train" or frame.column("loss") is None:
             return
-        if rank != state.rank:
-            self.state = state = _State(
-                rank=rank, next_look=self.params.num_steps, warm_start=state.warm_start
-            )
-        if (at.run.acts or at.run.one_loss is False) and self.params.against == "beginning":
+        if self.state.rank is not None and rank > self.state.rank:
             return
-        losses = state.losses.losses(frame)
+        self._follow(rank)
+        if self._measures_no_progress(at):
+            return
+        losses = self.state.losses.losses(frame)
         for step, loss in zip(frame.steps.tolist(), losses, strict=True):
-            if step <= state.last_step or not math.isfinite(loss):
-                continue
-            if state.count == 0:
-                state.first_step, state.first_ms = step, at.now_ms
-            state.last_step = step
-            if self.params.against == "before":
-                yield from self._inspect_past(step, loss)
-                continue
-            self._add(step, loss)
-            due = state.count >= state.next_look
-            if due or state.count % _EARLY == 0:
-                yield from self._inspect_early(step, at)
-            if due:
-                state.next_look = math.ceil(state.next_look * _GROWTH)
-                yield from self._inspect(step)
+            yield from self._add_loss(step, loss, at.now_ms, at)
+
+    def _evaluated(self, evaluation: Evaluation, at: Moment) -> Outcomes:
+        self._follow(self.state.evaluations.rank)
+        if not self._measures_no_progress(at):
+            yield from self._add_loss(evaluation.step, evaluation.loss, evaluation.at_ms, at)
+
+    def _follow(self, rank: int | None) -> None:
+        """The losses of another rank begin from nothing."""
+        state = self.state
+        if rank != state.rank:
+            self.state = _State(
+                rank=rank,
+                next_look=self.params.num_steps,
+                warm_start=state.warm_start,
+                evaluations=state.evaluations,
+            )
+
+    def _measures_no_progress(self, at: Moment) -> bool:
+        return (at.run.acts or at.run.one_loss is False) and self.params.against == "beginning"
+
+    def _add_loss(self, step: int, loss: float, at_ms: int, at: Moment) -> Outcomes:
+        state = self.state
+        if step <= state.last_step or not math.isfinite(loss):
+            return
+        if state.count == 0:
+            state.first_step, state.first_ms = step, at_ms
+        state.last_step = step
+        if self.params.against == "before":
+            yield from self._inspect_past(step, loss)
+            return
+        self._add(step, loss)
+        due = state.count >= state.next_look
+        if due or state.count % _EARLY == 0:
+            yield from self._inspect_early(step, at)
+        if due:
+            state.next_look = math.ceil(state.next_look * _GROWTH)
+            yield from self._inspect(step)
 
     def _inspect_past(self, step: int, loss: float) -> Outcomes:
         """The condition against an earlier loss."""

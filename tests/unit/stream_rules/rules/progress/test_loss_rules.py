@@ -459,6 +459,38 @@ def test_evaluation_losses_are_watched_where_asked() -> None:
     assert_fires(run.records, "loss_not_decreasing", specs=specs)
 
 
+def evaluated(first_batches: Losses, others: Losses) -> RunBuilder:
+    """Evaluations of four batches each, after each fifth training step."""
+    run = RunBuilder()
+    for i, (first, other) in enumerate(zip(first_batches, others, strict=True)):
+        run.steps(range(5 * i, 5 * i + 5), loss=1.0, per_frame=5)
+        for loss in (first, other, other, other):
+            run.steps([5 * i + 4], mode="eval", loss=loss)
+    run.ended()
+    return run
+
+
+def test_the_mean_of_an_evaluation_counts_and_not_its_first_batch() -> None:
+    same, falling = np.full(400, 1.0), np.linspace(2.0, 0.5, 400)
+    for specs in (
+        only("loss_not_decreasing", num_steps=40, mode="eval"),
+        only("loss_not_decreasing", num_steps=40, mode="eval", against="before", patience=2),
+    ):
+        assert_quiet(evaluated(same, falling).records, specs=specs)
+        issue = assert_fires(
+            evaluated(4 - 3 * falling, falling).records, "loss_not_decreasing", specs=specs
+        )
+        assert issue.branch == "flat"
+        assert issue.first_rank == 0
+
+
+def test_the_last_evaluation_counts_at_the_end_of_the_run() -> None:
+    specs = only("loss_not_decreasing", num_steps=20, mode="eval", patience=1)
+    ones = np.full(20, 1.0)
+    issue = assert_fires(evaluated(ones, ones).records, "loss_not_decreasing", specs=specs)
+    assert "in 20 losses" in issue.reason
+
+
 def test_long_runs_are_remembered_in_bounded_space() -> None:
     run = run_of(np.full(5000, 2.0), per_frame=100)
     issue = assert_fires(run.records, "loss_not_decreasing", specs=FLAT)
