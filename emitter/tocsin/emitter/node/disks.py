@@ -1,9 +1,9 @@
 """Disks: space left in the folders that are watched, and what the devices do.
 
 Columns: `disk.free_bytes` and `disk.total_bytes` of the job's working folder;
-`disk.PATH.free_bytes` and `disk.PATH.total_bytes` of each other folder (`capture.system.folders`),
-named by its path; `disk.read_bytes_per_s` and `disk.write_bytes_per_s`, sums over the real devices;
-`disk.busiest_percent`, the share of time in which the busiest of them had work.
+`disk.PATH.free_bytes` and `disk.PATH.total_bytes` of each other folder (`capture.system.folders`)
+on another disk, named by its path; `disk.read_bytes_per_s` and `disk.write_bytes_per_s`, sums over
+the real devices; `disk.busiest_percent`, the share of time in which the busiest of them had work.
 """
 
 from __future__ import annotations
@@ -43,17 +43,22 @@ class DiskSpace:
         return bool(self._names)
 
     def read(self, now_s: float) -> Sample:
-        """One reading; a folder that is not there yet, or can only be read, has no columns. May
-        hang where a network file system does.
+        """One reading; a folder that is not there yet, can only be read, or is on the disk of an
+        earlier one has no columns. May hang where a network file system does.
         """
         found: Sample = {}
+        devices: set[int] = set()
         for folder, name in self._names.items():
             try:
-                disk = os.statvfs(folder)
+                device, disk = os.stat(folder).st_dev, os.statvfs(folder)
             except OSError:
                 continue
             if disk.f_flag & os.ST_RDONLY:  # nothing will be written there
                 continue
+            # Between two readings a disk may be written to, and would look like two.
+            if device in devices:
+                continue
+            devices.add(device)
             found[f"{name}.free_bytes"] = float(disk.f_bavail * disk.f_frsize)
             found[f"{name}.total_bytes"] = float(disk.f_blocks * disk.f_frsize)
         return found

@@ -154,7 +154,8 @@ class SystemConfig(Section):
     )
     """Time between two samples, 100ms to 60s."""
     folders: tuple[FilePath, ...] = Field(default=(), strict=False, examples=[["/data"]])
-    """Folders whose free disk space is sampled, beside the job's working folder."""
+    """Folders whose free disk space is sampled, beside the job's working folder; of several on one
+    disk, the first."""
 
     @field_validator("interval")
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -156,13 +157,27 @@ def test_device_traffic_leaves_out_partitions_and_layers(tmp_path: Path) -> None
     }
 
 
-def test_space_of_folders_is_named_by_their_paths(tmp_path: Path) -> None:
-    space = DiskSpace(tmp_path, [tmp_path / "data", tmp_path])
+def test_space_of_folders_is_named_by_their_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "data"
+    space = DiskSpace(tmp_path, [other, tmp_path, tmp_path / "data/more"])
     found = space.read(1.0)
     assert set(found) == {"disk.free_bytes", "disk.total_bytes"}
-    (tmp_path / "data").mkdir()
-    found = space.read(2.0)
-    assert found[f"disk.{tmp_path}/data.total_bytes"] == found["disk.total_bytes"] > 0
+    (other / "more").mkdir(parents=True)
+    assert set(space.read(2.0)) == set(found)  # one disk, the first folder's
+
+    real = os.stat
+
+    def on_two_disks(path: str | Path, **how: Any) -> os.stat_result:
+        found = real(path, **how)
+        device = found.st_dev + ("data" in Path(path).parts)
+        return os.stat_result([*found[:2], device, *found[3:]])
+
+    monkeypatch.setattr(os, "stat", on_two_disks)
+    found = space.read(3.0)
+    assert found[f"disk.{other}.total_bytes"] == found["disk.total_bytes"] > 0
+    assert len(found) == 4
     assert not DiskSpace(None)
 
 
