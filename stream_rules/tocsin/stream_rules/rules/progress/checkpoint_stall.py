@@ -64,6 +64,8 @@ class _Write:
 class _State:
     under: dict[int, _Write] = field(default_factory=dict)
     reported: list[int] = field(default_factory=list)
+    reported_steps: dict[int, int] = field(default_factory=dict)
+    """Of each rank, the step whose write was reported and is over: its files are known later."""
     rank: int | None = None
     step: int = -1
     steps: list[int] = field(default_factory=list)
@@ -143,9 +145,11 @@ class CheckpointStall(Rule[CheckpointStallParams, _State]):
                 yield self._long(rank, write, lasted_ms / 1000, "is being written", at)
 
     def _over(self, rank: int) -> Outcomes:
-        self.state.under.pop(rank, None)
+        write = self.state.under.pop(rank, None)
         if rank in self.state.reported:
             self.state.reported.remove(rank)
+            if write is not None:
+                self.state.reported_steps[rank] = write.step
             yield Clear(about=f"long {rank}")
 
     def _long(self, rank: int, write: _Write, lasted_s: float, what: str, at: Moment) -> Finding:
@@ -171,7 +175,8 @@ class CheckpointStall(Rule[CheckpointStallParams, _State]):
     def _written(self, data: CheckpointWritten, at: Moment) -> Outcomes:
         state, rank = self.state, data.rank
         long = data.duration_s > self.params.threshold / timedelta(seconds=1)
-        if long and rank not in state.reported:
+        known = rank in state.reported or state.reported_steps.get(rank) == data.checkpoint.step
+        if long and not known:
             began_ms = at.now_ms - round(1000 * data.duration_s)
             write = _Write(began_ms, at.boot, at.seq, data.checkpoint.step)
             yield self._long(rank, write, data.duration_s, "was written", at)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from support.rules.restarts import told_with_restarts
 from tocsin.schemas.records.checkpoints import Checkpoint, CheckpointWritten
 from tocsin.schemas.records.frames import SystemFrame
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.schemas.records.runs import RunStarted
+from tocsin.schemas.records.runs import PhaseMark, RunStarted
 from tocsin.stream_rules.engine.configured_rules import RuleSpec
 from tocsin.stream_rules.engine.replay import replay
 from tocsin.stream_rules.reading.state_codec import dump_state, load_state
@@ -419,6 +420,42 @@ def test_a_threshold_with_a_part_of_a_millisecond() -> None:
 def test_a_write_without_marks_is_said_once_it_is_over() -> None:
     issues = issues_of(writing([1.0, 900.0, 1.0]).records, specs=WRITES)
     assert [(i.state, i.branch) for i in issues] == [("firing", "long"), ("resolved", "long")]
+
+
+def test_a_marked_write_is_reported_once() -> None:
+    run = RunBuilder()
+    run.started()
+
+    def mark(edge: Literal["begin", "end"], step: int) -> None:
+        run.event(
+            PhaseMark(
+                run_id=run.run_id,
+                incarnation=run.incarnation,
+                name="checkpoint",
+                edge=edge,
+                step=step,
+            )
+        )
+
+    for step in (99, 199):
+        run.steps(range(step - 99, step + 1), loss=1.0, per_frame=100)
+        mark("begin", step)
+        for _ in range(70):
+            run.wait(10)
+            run.heartbeat(busy="checkpoint")
+        mark("end", step)
+        # The file is reported after the next step.
+        run.steps([step + 1], loss=1.0)
+        written(run, step, 700.0)
+    records = run.records
+    states = [one.state for one in issues_of(records, specs=WRITES)]
+    assert states == ["firing", "resolved"] * 2
+    told = [one.issue.model_dump_json() for one in replay(records, WRITES)]
+    assert told_with_restarts(records, WRITES, every=3) == told
+
+    # That of another step, without marks, was not reported.
+    written(run, 299, 700.0)
+    assert [one.state for one in issues_of(run.records, specs=WRITES)][4:5] == ["firing"]
 
 
 def test_a_lost_end_mark_is_no_stall() -> None:
