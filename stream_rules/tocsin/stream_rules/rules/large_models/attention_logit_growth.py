@@ -36,6 +36,7 @@ from tocsin.stream_rules.reading.tensor_rows import Doubles, doubles
 from tocsin.stream_rules.rule import Params, RuleMeta, tensors
 from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
 from tocsin.stream_rules.signals.layer_history import Flags, LayerHistory
+from tocsin.stream_rules.signals.streaks import Streaks
 
 _LASTING: Final = 2
 _FALL: Final = 10.0
@@ -59,7 +60,7 @@ class AttentionLogitGrowthParams(Params):
 class _State(RowState):
     levels: LayerHistory = field(default_factory=LayerHistory)
     shares: LayerHistory = field(default_factory=LayerHistory)
-    since: dict[str, int] = field(default_factory=dict)
+    streaks: dict[str, Streaks] = field(default_factory=dict)
 
 
 class AttentionLogitGrowth(TensorRowRule[AttentionLogitGrowthParams, _State]):
@@ -97,12 +98,17 @@ class AttentionLogitGrowth(TensorRowRule[AttentionLogitGrowthParams, _State]):
         if largest is not None:
             level = np.where(np.isfinite(largest), largest, level)
         state.levels.add(table.step, table.rows, level)
-        yield from self._branch("limit", self._over_limit(), table, level)
-        yield from self._branch("growth", self._growing(table.step), table, level)
+        with np.errstate(invalid="ignore"):
+            high = level > self.params.limit
+        yield from self._branch("limit", high, self._over_limit(), table, level)
+        growing = self._growing(table.step)
+        yield from self._branch("growth", growing, growing, table, level)
         if "entropy_share" in table.columns:
             percent = 100 * doubles(table, "entropy_share")
             state.shares.add(table.step, table.rows, percent)
-            yield from self._branch("entropy_collapse", self._collapsed(), table, -percent)
+            with np.errstate(invalid="ignore"):
+                low = percent < self.params.least_entropy_percent
+            yield from self._branch("entropy_collapse", low, self._collapsed(), table, -percent)
 
     def _over_limit(self) -> Flags:
         values, params = self.state.levels.values, self.params
@@ -129,15 +135,17 @@ class AttentionLogitGrowth(TensorRowRule[AttentionLogitGrowthParams, _State]):
             fallen = _FALL * values[-1] < np.nanmax(np.nan_to_num(values), axis=0)
         return np.asarray(low[-_LASTING:].all(0) & (len(values) >= _LASTING) & fallen)
 
-    def _branch(self, branch: str, bad: Flags, table: TensorFrame, worth: Doubles) -> Outcomes:
-        state = self.state
+    def _branch(
+        self, branch: str, begun: Flags, bad: Flags, table: TensorFrame, worth: Doubles
+    ) -> Outcomes:
+        """`begun` are the layers that are where they should not be, `bad` those long enough."""
+        streaks = self.state.streaks.setdefault(branch, Streaks())
+        streaks.update(table.rows, table.step, begun)
         found = np.flatnonzero(bad).tolist()
         if not found:
-            state.since.pop(branch, None)
             yield Clear(table.step, about=branch)
             return
         found.sort(key=lambda i: -worth[i])
-        state.since.setdefault(branch, table.step)
         yield self._finding(branch, table, found)
 
     def _finding(self, branch: str, table: TensorFrame, found: list[int]) -> Finding:
@@ -174,7 +182,7 @@ class AttentionLogitGrowth(TensorRowRule[AttentionLogitGrowthParams, _State]):
             branch=branch,
             reason=reason,
             others=", and so do {} other layers",
-            first_step=state.since[branch],
+            first_step=int(state.streaks[branch].since[first]),
             severity="warning" if branch == "limit" else "info",
             facts=(
                 fact("largest_logit", level, limit=params.limit),

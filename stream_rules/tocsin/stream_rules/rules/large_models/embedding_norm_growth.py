@@ -51,7 +51,6 @@ class _State(RowState):
     mean: LayerHistory = field(default_factory=LayerHistory)
     ratio: LayerHistory = field(default_factory=LayerHistory)
     streaks: dict[str, Streaks] = field(default_factory=dict)
-    since: dict[str, int] = field(default_factory=dict)
     first: int | None = None
 
 
@@ -110,16 +109,13 @@ class EmbeddingNormGrowth(TensorRowRule[EmbeddingNormGrowthParams, _State]):
     def _branch(
         self, branch: str, bad: Flags, table: TensorFrame, worth: Doubles, before: Doubles
     ) -> Outcomes:
-        state = self.state
-        streaks = state.streaks.setdefault(branch, Streaks())
+        streaks = self.state.streaks.setdefault(branch, Streaks())
         length = streaks.update(table.rows, table.step, bad)
         found = np.flatnonzero(length >= _LASTING).tolist()
         if not found:
-            state.since.pop(branch, None)
             yield Clear(table.step, about=branch)
             return
         found.sort(key=lambda i: -worth[i])
-        state.since.setdefault(branch, table.step)
         yield self._finding(branch, table, found, before)
 
     def _finding(
@@ -147,7 +143,7 @@ class EmbeddingNormGrowth(TensorRowRule[EmbeddingNormGrowthParams, _State]):
             branch=branch,
             reason=reason,
             others=", and {} other tables",
-            first_step=state.since[branch],
+            first_step=int(state.streaks[branch].since[i]),
             facts=(
                 fact("mean_length", mean),
                 fact("longest_to_mean", ratio, limit=params.ratio),

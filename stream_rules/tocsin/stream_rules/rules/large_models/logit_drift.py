@@ -31,6 +31,7 @@ from tocsin.stream_rules.reading.tensor_rows import Doubles, aligned, doubles
 from tocsin.stream_rules.rule import Params, RuleMeta, tensors
 from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
 from tocsin.stream_rules.signals.layer_history import Flags, LayerHistory
+from tocsin.stream_rules.signals.streaks import Streaks
 
 _LASTING: Final = 2
 _FEWEST: Final = 5
@@ -55,7 +56,7 @@ class _State(RowState):
     first_rows: list[str] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
     cross_entropy: bool = False
-    since: dict[str, int] = field(default_factory=dict)
+    streaks: dict[str, Streaks] = field(default_factory=dict)
 
 
 class LogitDrift(TensorRowRule[LogitDriftParams, _State]):
@@ -105,12 +106,13 @@ class LogitDrift(TensorRowRule[LogitDriftParams, _State]):
             return
         away = np.abs(state.history.values - start)
         with np.errstate(invalid="ignore"):
-            far = np.asarray((away[-_LASTING:] > self.params.limit).all(0))
-        far &= len(away) >= _LASTING
+            over = away > self.params.limit
+        far = np.asarray(over[-_LASTING:].all(0) & (len(away) >= _LASTING))
         slopes = self._slopes(table.step)
         steep = (np.abs(slopes) > self.params.slope) & (away[-1] > self.params.slope)
-        yield from self._branch("limit", far, table, start, slopes)
-        yield from self._branch("slope", steep & ~far, table, start, slopes)
+        steep &= ~far
+        yield from self._branch("limit", over[-1], far, table, start, slopes)
+        yield from self._branch("slope", steep, steep, table, start, slopes)
 
     def _slopes(self, step: int) -> Doubles:
         """Per 1,000 steps; 0 where it is not known, or not always in one direction."""
@@ -132,14 +134,21 @@ class LogitDrift(TensorRowRule[LogitDriftParams, _State]):
         return np.where(steady, 1000 * (high - low) / away, none)
 
     def _branch(
-        self, branch: str, bad: Flags, table: TensorFrame, start: Doubles, slopes: Doubles
+        self,
+        branch: str,
+        begun: Flags,
+        bad: Flags,
+        table: TensorFrame,
+        start: Doubles,
+        slopes: Doubles,
     ) -> Outcomes:
+        """`begun` are the outputs that are where they should not be, `bad` those long enough."""
         state, params = self.state, self.params
+        streaks = state.streaks.setdefault(branch, Streaks())
+        streaks.update(table.rows, table.step, begun)
         if not bad.any():
-            state.since.pop(branch, None)
             yield Clear(table.step, about=branch)
             return
-        state.since.setdefault(branch, table.step)
         i = int(np.argmax(bad))
         level = float(state.history.values[-1, i])
         away, slope = level - float(start[i]), float(slopes[i])
@@ -151,7 +160,7 @@ class LogitDrift(TensorRowRule[LogitDriftParams, _State]):
             branch=branch,
             reason=f"the mean log Z of the logits of {table.rows[i]} has drifted from "
             f"{start[i]:.3g} to {level:.4g}{slope_text}",
-            first_step=state.since[branch],
+            first_step=int(streaks.since[i]),
             severity="warning" if abs(away) > _FAR * params.limit else None,
             facts=(
                 fact("log_z", level),

@@ -56,7 +56,18 @@ def test_logits_above_the_limit_in_two_summaries() -> None:
     run = attention([4.0, 20.0, (8.0, 130.0), (9.0, 150.0), 20.0])
     firing, resolved = (i for i in issues_of(run.records, specs=ATTENTION) if i.branch == "limit")
     assert (firing.severity, firing.stop_worthy, firing.step) == ("warning", False, 301)
-    assert (firing.subject.name, resolved.state) == ("blocks.1", "resolved")
+    assert (firing.subject.name, firing.first_step) == ("blocks.1", 201)
+    assert resolved.state == "resolved"
+
+
+def test_the_first_step_is_that_of_the_layer_that_is_named() -> None:
+    run = attention([4.0, (130.0, 4.0), (140.0, 4.0), (4.0, 160.0), (4.0, 170.0)])
+    found = [i for i in issues_of(run.records, specs=ATTENTION) if i.branch == "limit"]
+    assert [(i.subject.name, i.state, i.first_step) for i in found] == [
+        ("blocks.0", "firing", 101),
+        ("blocks.0", "resolved", 101),
+        ("blocks.1", "firing", 301),
+    ]
 
 
 def test_logits_far_above_it_at_once() -> None:
@@ -82,6 +93,7 @@ def test_attention_that_collapses() -> None:
         "info",
         "blocks.1",
     )
+    assert issue.first_step == 201
 
 
 @pytest.mark.parametrize(
@@ -123,6 +135,7 @@ def test_a_level_that_is_far_from_where_it_began() -> None:
         ("limit", "info", "resolved"),
     ]
     assert "from -31 to -54" in issues[0].reason
+    assert issues[0].first_step == 200
 
 
 def test_a_level_that_is_out_of_all_bounds_is_a_warning() -> None:
@@ -253,6 +266,7 @@ def test_a_row_that_outgrows_all_others() -> None:
         ("ratio", "info", "resolved"),
     ]
     assert "the longest row (17) of table is 90 times" in issues[0].reason
+    assert issues[0].first_step == 101
 
 
 @pytest.mark.parametrize("start", [1, 50_001])
