@@ -98,8 +98,9 @@ class DiffersFromRun(TensorRowRule[DiffersFromRunParams, _State]):
                 continue
             state.compared += 1
             same = loss == other or (math.isnan(loss) and math.isnan(other))
-            apart = abs(loss - other)
-            if same or apart <= self.params.rtol * max(abs(loss), abs(other)):
+            apart, most = abs(loss - other), self.params.rtol * max(abs(loss), abs(other))
+            # An infinite one is as far from all others as it is large.
+            if same or (math.isfinite(apart) and apart <= most):
                 continue
             subject = Subject(kind="loss", name="loss")
             yield from self._differs(step, subject, "the loss", loss, other, 0)

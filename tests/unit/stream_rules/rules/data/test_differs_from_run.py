@@ -89,6 +89,18 @@ def test_a_nan_of_one_run_alone_is_a_difference() -> None:
     assert issue.first_step == 0
 
 
+def test_an_infinite_loss_of_one_run_alone_is_a_difference() -> None:
+    losses = [3.0 / (1 + 0.01 * i) for i in range(50)]
+    losses[17] = math.inf
+    for ours, theirs in ((losses, None), (None, losses)):
+        (issue,) = compared(run_of("now", loss=ours), run_of("before", loss=theirs))
+        assert issue.first_step == 17
+    assert compared(run_of("now", loss=losses), run_of("before", loss=losses)) == []
+    opposite = [-loss if math.isinf(loss) else loss for loss in losses]
+    (issue,) = compared(run_of("now", loss=losses), run_of("before", loss=opposite))
+    assert issue.first_step == 17
+
+
 def test_the_reference_wants_the_same_to_the_last_bit() -> None:
     engine = PartitionEngine(as_sagemaker("differs_from_run", other_run="before"))
     for record in run_of("before").records:
