@@ -119,7 +119,9 @@ def read_context(
     loaded = read_configuration(config, environ=env)
     settings = resolve_settings(loaded.config, env, bus=bus, labels=labels, store=store)
     secrets = resolve_secrets(loaded.config, env, folder=loaded.folder)
-    again = partial(read_context, config, bus, labels=labels, store=store, environ=environ)
+    # The file that was found: without it another one, or none, would count.
+    found = loaded.path or config
+    again = partial(read_context, found, bus, labels=labels, store=store, environ=environ)
     return CommandContext(loaded, settings, secrets, again)
 
 

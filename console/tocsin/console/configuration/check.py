@@ -32,7 +32,7 @@ from tocsin.schemas.signing import TrustedKeys
 from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.custom.host import load_apart
 from tocsin.stream_rules.custom.loading import Loaded
-from tocsin.stream_rules.engine.configured_rules import RuleSpec, rule_specs
+from tocsin.stream_rules.engine.configured_rules import RuleSpec, rule_specs, with_own_names
 
 NO_FILE: Final = "defaults"
 """What the configuration is called where there is no file."""
@@ -166,6 +166,8 @@ def check_file(
     config, problems = check_sources(sources, registry, shared=shared)
     if config is None:
         return Checked(source=str(path), texts=texts, problems=problems)
+    # As services do: what follows goes by the names of rules.
+    config = with_own_names(config)
     notes = [] if shared is None else [shared_config(shared)]
     if not here:
         missing = [*_missing_secrets(config, environ, base), *_missing_keys(config, environ, base)]

@@ -356,7 +356,7 @@ async def serve(context: CommandContext, arguments: argparse.Namespace) -> int:
     """Open the bus and serve. The exit code."""
     orders, stopping = Orders(), asyncio.Event()
     listening = asyncio.create_task(orders.listen(), name="orders")
-    with stop_signals(stopping):
+    with stop_signals(stopping), reload_signal() as reloading:
         async with context.open_bus() as bus:
             await bus.init(context.topics.specs())
             lease = await _lease(bus, arguments.run_id, lambda: orders.gone or stopping.is_set())
@@ -374,8 +374,8 @@ async def serve(context: CommandContext, arguments: argparse.Namespace) -> int:
                     orders=orders,
                     report=_report(bus, context, arguments),
                 )
-                with reload_signal(helper.watch):
-                    return await helper.run(stopping)
+                reloading.hand_to(helper.watch)
+                return await helper.run(stopping)
             finally:
                 listening.cancel()
                 await lease.release()

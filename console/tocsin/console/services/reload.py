@@ -262,13 +262,36 @@ class ConfigurationWatch:
             self._metrics.set(names.RELOAD_TIMESTAMP, now_s, service=self._service)
 
 
+class ReloadSignal:
+    """What SIGHUP asks for: of the watch, once there is one."""
+
+    def __init__(self) -> None:
+        self._watch: ConfigurationWatch | None = None
+        self._asked = False
+
+    def hand_to(self, watch: ConfigurationWatch) -> None:
+        """From now on the watch is asked; at once, if SIGHUP came before."""
+        self._watch = watch
+        if self._asked:
+            watch.ask()
+
+    def ask(self) -> None:
+        """SIGHUP has come."""
+        if self._watch is None:
+            self._asked = True
+        else:
+            self._watch.ask()
+
+
 @contextlib.contextmanager
-def reload_signal(watch: ConfigurationWatch) -> Iterator[None]:
-    """Within: SIGHUP has the configuration read again. Main thread only."""
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, watch.ask)
+def reload_signal() -> Iterator[ReloadSignal]:
+    """Within: SIGHUP has the configuration read again, and does not end the process. From before
+    the bus is reached, which may take long. Main thread only.
+    """
+    reload, loop = ReloadSignal(), asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, reload.ask)
     try:
-        yield
+        yield reload
     finally:
         loop.remove_signal_handler(signal.SIGHUP)
 

@@ -202,7 +202,7 @@ async def run_archive(context: CommandContext, *, http: str | None = None) -> in
     crash = CrashPoints.from_environment(os.environ)
     every_ms = round(context.settings.store.every.total_seconds() * 1000)
     stopping = asyncio.Event()
-    with stop_signals(stopping):
+    with stop_signals(stopping), reload_signal() as reloading:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(asyncio.to_thread, metrics.close)
             bus = await _connected(stack, context, stopping)
@@ -261,8 +261,8 @@ async def run_archive(context: CommandContext, *, http: str | None = None) -> in
                 parts.append(HttpEndpoints(host, port, metrics, ready))
             logger.info("archiving %s into %s", bus.url, store.url, extra={"action": "start"})
             upkeep.start()
-            with reload_signal(watch):
-                return await serve(parts, stopping)
+            reloading.hand_to(watch)
+            return await serve(parts, stopping)
 
 
 async def _run(
@@ -284,7 +284,7 @@ async def _run(
     metrics = service_metrics(group, software=SOFTWARE, served=http is not None, environ=os.environ)
     crash = CrashPoints.from_environment(os.environ)
     stopping = asyncio.Event()
-    with stop_signals(stopping):
+    with stop_signals(stopping), reload_signal() as reloading:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(asyncio.to_thread, metrics.close)
             bus = await _connected(stack, context, stopping)
@@ -329,7 +329,8 @@ async def _run(
                 own = None if pages is None else pages(bus, service, metrics)
                 parts.append(HttpEndpoints(host, port, metrics, [worker.ready.is_set], pages=own))
             logger.info("working on %s as %s", bus.url, group, extra={"action": "start"})
-            with reload_signal(watch), rare_collections():
+            reloading.hand_to(watch)
+            with rare_collections():
                 return await serve(parts, stopping)
 
 

@@ -187,6 +187,12 @@ def _problems(entries: Iterable[RuleEntry], catalogue: RuleCatalogue) -> Iterato
         if name in seen:
             message = f"the rule {name!r} is listed already"
             yield Problem(entry.at("use"), message, "duplicate_rule", at="key")
+        elif name in names and catalogue.get(name).meta.name != rule.meta.name:
+            # It would take the place of that rule, which would be off without a word.
+            message = f"there is a rule {name!r} already, another one than {entry.use!r}"
+            yield Problem(
+                entry.at("use"), message, "duplicate_rule", "give this one another name", at="key"
+            )
         seen.add(name)
         model = rule.meta.params
         presets = rule.meta.presets

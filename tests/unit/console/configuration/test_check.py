@@ -335,6 +335,17 @@ def test_routes_and_repeats_that_cannot_work_are_found_at_their_lines(tmp_path: 
     ]
 
 
+def test_a_rule_by_its_other_name_is_the_same_rule(tmp_path: Path) -> None:
+    found = []
+    for names in (("ExplodingTensor", "VanishingGradient"), ("nonfinite", "vanishing_gradient")):
+        text = "".join(f"  - {name}: [stop]\n" for name in names)
+        off = "capture: {collections: {gradients: off}}\n"
+        checked = check_file(written(tmp_path, f"version: 1\n{off}rules:\n{text}"), {}, tmp_path)
+        found.append((checked.effective, [one.code for one in checked.warnings]))
+    assert found[0] == found[1]
+    assert found[0][1] == ["stop_without_input"]
+
+
 def test_a_stop_of_a_rule_whose_input_is_not_captured_is_warned_of(tmp_path: Path) -> None:
     rules = "rules:\n  - dead_relu: [stop]\n  - vanishing_gradient: [stop]\n  - nonfinite: [stop]\n"
     off = "capture: {collections: {activations: off}}\n"

@@ -183,14 +183,35 @@ async def test_a_change_of_the_bus_is_said_to_need_a_restart(
     assert "the section 'bus' has changed" in caplog.text
 
 
+async def test_a_file_that_nobody_named_and_that_goes_is_refused_and_read_again(
+    watched: Watched, bus: Bus
+) -> None:
+    watched.context = read_context(None, None, environ={})
+    assert watched.context.loaded.path == watched.file
+    watch = watched.on(bus)
+    watched.file.unlink()
+    for _ in range(3):
+        await watch.check()
+    assert watched.taken == []
+    assert len(await read_refused(bus, watched.context.topics)) == 1
+    watched.write(GOOD)
+    for _ in range(3):
+        await watch.check()
+    assert len(watched.taken) == 1
+    assert await read_refused(bus, watched.context.topics) == []
+
+
 async def test_a_signal_has_it_read_now_and_the_end_takes_the_refusal_away(
     watched: Watched, bus: Bus
 ) -> None:
     watch = watched.on(bus)
     running = asyncio.create_task(watch.run())
-    with reload_signal(watch):
+    with reload_signal() as reloading:
         watched.write(BAD)
+        # As while the bus is still waited for.
         os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0)
+        reloading.hand_to(watch)
 
         async def refused() -> bool:
             return bool(await read_refused(bus, watched.context.topics))

@@ -119,6 +119,7 @@ def test_check_says_what_holds_with_a_rule_of_ones_own(folder: Path) -> None:
         ('{name: nonfinite, use: "rules/my.py:Mine"}', "duplicate_rule", None),
         ('{name: ExplodingTensor, use: "rules/my.py:Mine"}', "invalid_value", None),
         ("{name: mine, use: my_rule}", "unknown_rule", None),
+        ("{name: nonfinite, use: loss_spike}", "duplicate_rule", "give this one another name"),
     ],
 )
 def test_the_form_of_an_entry_is_checked_without_loading(
