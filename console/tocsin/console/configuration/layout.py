@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -101,12 +102,21 @@ def rewrite(path: Path, text: str) -> None:
     target = path.resolve()
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        draft.write_text(text, encoding="utf-8")
+        facts = target.stat()
+        # Nobody else may read it before it has the owner of the file.
+        with open(draft, "w", encoding="utf-8", opener=_private) as file:
+            file.write(text)
+        with suppress(PermissionError):
+            os.chown(draft, facts.st_uid, facts.st_gid)
         shutil.copymode(target, draft)
         draft.replace(target)
     except OSError as err:
         draft.unlink(missing_ok=True)
         raise ConfigurationError(f"cannot write {str(path)!r}: {err.strerror or err}") from err
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _readable(text: str, source: str) -> Document:

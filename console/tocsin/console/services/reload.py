@@ -316,7 +316,10 @@ def stamp_of(path: Path | None) -> Stamp:
     try:
         for file in config_files(path):
             facts = file.stat()
-            found.append((file, facts.st_mtime_ns, facts.st_size, facts.st_ino, facts.st_dev))
+            owned = (facts.st_mode, facts.st_uid, facts.st_gid)
+            found.append(
+                (file, facts.st_mtime_ns, facts.st_size, facts.st_ino, facts.st_dev, *owned)
+            )
     except (OSError, ConfigurationError) as error:
         found.append(("unreadable", str(error)))
     return tuple(found)

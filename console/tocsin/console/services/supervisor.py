@@ -31,11 +31,18 @@ class Restarts:
     """How long to wait before a worker is started again. Pure."""
 
     pause_s: float = _FIRST_PAUSE_S
+    worked: bool = False
+    """Whether it has been started well before."""
 
     def ended(self, code: int, ran_s: float) -> float | None:
-        """The pause, seconds; None: it would end in the same way, so nobody starts it again."""
-        if code == WRONG_USAGE:
+        """The pause, seconds; None: it would end in the same way, so nobody starts it again.
+
+        One that has worked before ends wrongly configured because the file has changed since. The
+        others still work by the file from before, and this one shall when the file is right again.
+        """
+        if code == WRONG_USAGE and not self.worked and ran_s < _SOUND_S:
             return None
+        self.worked = True
         if ran_s >= _SOUND_S:
             self.pause_s = _FIRST_PAUSE_S
         pause_s, self.pause_s = self.pause_s, min(2 * self.pause_s, _LONGEST_PAUSE_S)

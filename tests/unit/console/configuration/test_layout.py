@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from support.docs.config_examples import uncomment
 from tocsin.console.__main__ import app
 from tocsin.console.configuration.init import config_text, first_text
-from tocsin.console.configuration.layout import formatted
+from tocsin.console.configuration.layout import formatted, rewrite
 from tocsin.schemas.configuration.document import load
 from tocsin.schemas.configuration.problems import ConfigProblems
 from tocsin.schemas.errors import ConfigurationError
@@ -291,3 +291,15 @@ def test_without_a_file_the_command_asks_for_one(
 
     assert isinstance(error, ConfigurationError)
     assert str(error) == "no file: name one, or write one with `tocsin init`"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_file_keeps_its_owner_and_mode(tmp_path: Path) -> None:
+    path = tmp_path / "tocsin.yaml"
+    path.write_text("version:  1\n")
+    os.chown(path, 0, 65_534)
+    path.chmod(0o640)
+    rewrite(path, "version: 1\n")
+    facts = path.stat()
+    assert (facts.st_uid, facts.st_gid, facts.st_mode & 0o777) == (0, 65_534, 0o640)
+    assert path.read_text() == "version: 1\n"

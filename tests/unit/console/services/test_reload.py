@@ -171,6 +171,11 @@ async def test_a_file_that_others_can_write_to_is_not_read_again(
     (refused,) = await read_refused(bus, watched.context.topics)
     assert "others can write to" in refused.problems[0]
 
+    watched.file.chmod(0o644)
+    for _ in range(3):
+        await watch.check()
+    assert watched.labels() == [{"a": "c"}]
+
 
 async def test_a_change_of_the_bus_is_said_to_need_a_restart(
     watched: Watched, bus: Bus, caplog: pytest.LogCaptureFixture

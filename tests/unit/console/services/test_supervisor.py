@@ -23,7 +23,8 @@ def test_pauses_grow_and_begin_anew_after_a_sound_run() -> None:
     restarts = Restarts()
     assert [restarts.ended(1, 0.1) for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
     assert restarts.ended(-9, 3600.0) == 1
-    assert restarts.ended(2, 0.1) is None, "a wrong configuration stays wrong"
+    assert Restarts().ended(2, 0.1) is None, "a wrong configuration stays wrong"
+    assert restarts.ended(2, 0.1) == 2, "unless it worked before: then the file has changed"
 
 
 def test_each_worker_has_a_port_and_a_name_of_its_own() -> None:
