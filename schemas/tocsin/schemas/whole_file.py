@@ -15,10 +15,11 @@ def whole_file(path: Path) -> Iterator[Path]:
     A link stays, and what it leads to is replaced. A device or a pipe is written to as it is.
     Raises OSError.
     """
-    path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
+        # Before links are resolved: /dev/stdout leads to a pipe that has no path.
         yield path
         return
+    path = Path(os.path.realpath(path))
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield draft
