@@ -226,14 +226,34 @@ def test_each_gpu_of_a_large_job_is_judged() -> None:
 
 def test_what_the_user_logs_is_not_left_out_without_a_word() -> None:
     made = MadeRun(run_id="logs").scalar("loss", np.linspace(2, 1, 50))
+    made.scalar("log.feature_importance_entropy", np.full(50, 1.0))
     for i in range(33):
         made.scalar(f"log.metric_{i:02}", np.full(50, float(i)))
     made.scalar("log.feature_importance.a", np.full(50, 1.0))
     found = training_curves(RunNumbers(made))
     charts = " ".join(found.charts)
-    assert "metric_29" in charts
-    assert "feature_importance" not in charts
-    assert "3 scalars more that you log: `tocsin query` shows them." in found.finding
+    assert "metric_28" in charts
+    assert "feature_importance_entropy" in charts
+    assert "feature_importance.a" not in charts
+    assert "4 scalars more that you log: `tocsin query` shows them." in found.finding
+
+
+def test_of_many_scalars_only_those_are_read_that_are_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = MadeRun(run_id="logs").scalar("loss", np.linspace(2, 1, 50))
+    for i in range(200):
+        made.scalar(f"log.metric_{i:03}", np.full(50, float(i)))
+    asked = []
+    series = made.series
+
+    def counted(name: str, *of: object, **more: object) -> object:
+        asked.append(name)
+        return series(name, *of, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(made, "series", counted)
+    assert "170 scalars more" in training_curves(RunNumbers(made)).finding
+    assert len(asked) < 50
 
 
 def test_gpus_are_empty_where_their_node_was_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,13 +94,13 @@ def remedies(issues: Sequence[IssueFiring]) -> str:
     return " ".join(dict.fromkeys(plain_line(issue.remedy) for issue in issues if issue.remedy))
 
 
-__all__ = [
-    "HOW_JUDGED", "NOT_JUDGED", "STATISTICS", "box_of", "numbered", "remedies",
-    "reported", "statistics", "statistics_table", "step_marks", "time_marks", "worst",
-]  # fmt: skip
-
-
 def listed(names: Sequence[str]) -> str:
     """The first six names, and how many more."""
     more = f" and {len(names) - 6:,} more" if len(names) > 6 else ""
     return ", ".join(names[:6]) + more
+
+
+__all__ = [
+    "HOW_JUDGED", "NOT_JUDGED", "STATISTICS", "box_of", "listed", "numbered", "remedies",
+    "reported", "statistics", "statistics_table", "step_marks", "time_marks", "worst",
+]  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -10,6 +12,7 @@ from tocsin.console.charts import Line, line_chart, value_text
 from tocsin.console.report.numbers import RunNumbers
 from tocsin.console.report.section import Figure, Section, not_captured
 from tocsin.console.report.sections.shared import step_marks
+from tocsin.console.report.sections.trees import IMPORTANCES
 from tocsin.schemas.text import counted
 from tocsin.store import Series
 
@@ -35,7 +38,7 @@ def training_curves(numbers: RunNumbers) -> Section:
             '`run.log({"loss": value})`.',
         )  # fmt: skip
     marks = step_marks(numbers)
-    losses = [_line("loss", loss), *_named(numbers, "loss.")[:_MAX_LINES]]
+    losses = [_line("loss", loss), *_named(numbers, "loss.")]
     charts = [
         line_chart(
             losses, title="Loss", marks=marks,
@@ -54,15 +57,13 @@ def training_curves(numbers: RunNumbers) -> Section:
         charts.append(
             line_chart([_line(norm.name, norm)], title="Norm of the gradients", marks=marks)
         )
-    rates = _named(numbers, "lr.")[:_MAX_LINES]
+    rates = _named(numbers, "lr.")
     if rates:
         charts.append(line_chart(rates, title="Learning rate", marks=marks, height=180))
-    own = _own(numbers)
-    charts += [
-        line_chart([line], title=line.name, marks=marks, height=180) for line in own[:_MAX_OWN]
-    ]
+    own, more = _own(numbers)
+    charts += [line_chart([line], title=line.name, marks=marks, height=180) for line in own]
     finding = _finding(loss, evaluation, _whose(numbers))
-    if more := len(own) - min(len(own), _MAX_OWN):
+    if more:
         finding += f" {counted(more, 'scalar')} more that you log: `tocsin query` shows them."
     return Section(
         key="training", title=title, finding=finding,
@@ -76,18 +77,29 @@ def _line(name: str, series: Series) -> Line:
 
 
 def _named(numbers: RunNumbers, prefix: str) -> list[Line]:
-    names = [name for name in numbers.run.scalars() if name.startswith(prefix)]
-    found = ((name, numbers.series(name)) for name in names)
-    return [
-        _line(name.removeprefix("log."), series) for name, series in found if series is not None
-    ]
+    return _lines(numbers, [one for one in numbers.run.scalars() if one.startswith(prefix)])
 
 
-def _own(numbers: RunNumbers) -> list[Line]:
-    """What the user logs, but for importances of features, which have a section of their own."""
-    return [
-        line for line in _named(numbers, "log.") if not line.name.startswith("feature_importance")
+def _own(numbers: RunNumbers) -> tuple[list[Line], int]:
+    """What the user logs, and how many more; without importances of features, which have a section
+    of their own."""
+    names = [
+        name
+        for name in numbers.run.scalars()
+        if name.startswith("log.") and not name.startswith(IMPORTANCES)
     ]
+    lines = _lines(numbers, names, _MAX_OWN)
+    return lines, len(names) - len(lines)
+
+
+def _lines(numbers: RunNumbers, names: Sequence[str], limit: int = _MAX_LINES) -> list[Line]:
+    """The first of them that this rank has; each is a question to the store."""
+    found = (
+        _line(name.removeprefix("log."), series)
+        for name in names
+        if (series := numbers.series(name)) is not None
+    )
+    return list(islice(found, limit))
 
 
 def _evaluation(numbers: RunNumbers) -> Line | None:

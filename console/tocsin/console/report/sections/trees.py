@@ -19,6 +19,8 @@ from tocsin.schemas.text import plain_line, share_text
 KEY: Final = "trees"
 _TITLE: Final = "Boosted trees"
 _IMPORTANCE: Final = "feature_importance"
+IMPORTANCES: Final = f"log.{_IMPORTANCE}."
+"""How the scalars begin that are shown here."""
 _KINDS: Final = ("weight", "gain", "cover", "total_gain", "total_cover")
 _SHOWN: Final = 30
 
@@ -62,11 +64,10 @@ def importances(numbers: RunNumbers) -> dict[str, dict[str, float]]:
             known = row[np.isfinite(row)]
             if known.size:
                 found.setdefault("", {})[plain_line(name)] = max(float(known[-1]), 0.0)
-    prefix = f"log.{_IMPORTANCE}."
     for scalar in numbers.run.scalars():
-        if not scalar.startswith(prefix):
+        if not scalar.startswith(IMPORTANCES):
             continue
-        name = scalar.removeprefix(prefix)
+        name = scalar.removeprefix(IMPORTANCES)
         first, _, rest = name.partition(".")
         kind, feature = (first, rest) if first in _KINDS and rest else ("", name)
         series = numbers.series(scalar)
