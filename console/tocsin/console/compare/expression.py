@@ -17,9 +17,11 @@ _PARTS: Final = re.compile(
     r"\s*(?P<measure>[A-Za-z_][\w./:-]*)?\s*(?P<sign>[<>=!]+)?\s*(?P<change>[+-][^\s%]*\s*%?)?\s*"
 )
 _ANY_NAME: Final = re.compile(
-    r"\s*(?P<measure>[^<>!]*[^<>=!\s])\s*(?P<sign>[<>])\s*(?P<change>[+-][\d.][^\s%]*\s*%?)\s*"
+    r"\s*(?P<measure>.*\S)(?:(?<=[^<>=!])|(?=\s))\s*"
+    r"(?P<sign>[<>])\s*(?P<change>[+-][\d.][^\s%]*\s*%?)\s*"
 )
-"""The whole of an expression whose measure is a name that somebody logs by: `log.acc@1`."""
+"""The whole of an expression whose measure is a name that somebody logs by: `log.acc@1`. All before
+the last sign is the name."""
 
 _EXAMPLE: Final = "for example 'step_time > +5%', 'throughput < -3%', 'eval_loss > +0.01'"
 

@@ -57,6 +57,9 @@ def run(
         ("log.val/acc < -2", ("log.val/acc", "<", -2, False)),
         ("log.acc@1 < -1%", ("log.acc@1", "<", -0.01, True)),
         ("log.metrics/mAP50(B)<-1%", ("log.metrics/mAP50(B)", "<", -0.01, True)),
+        ("log.share of loss<0.5 < -1%", ("log.share of loss<0.5", "<", -0.01, True)),
+        ("log.lr>+0 > +1", ("log.lr>+0", ">", 1, False)),
+        ("log.oh! > +1e-3", ("log.oh!", ">", 1e-3, False)),
         ("log.val accuracy at k=5 < -1 %", ("log.val accuracy at k=5", "<", -0.01, True)),
     ],
 )
