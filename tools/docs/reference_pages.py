@@ -118,7 +118,11 @@ CODES: Final[tuple[tuple[str, int | str, str], ...]] = (
     ("`tocsin watch`", f"{exit_codes.SIGNALLED} + n", "Signal n ended it; 0 after Ctrl-C."),
     ("`tocsin test`", exit_codes.FAILED, "A test failed."),
     ("`tocsin fmt --check`", exit_codes.FAILED, "A file is not formatted."),
-    ("`tocsin compare`", exit_codes.WRONG_USAGE, "A condition of `--fail-if` cannot be judged."),
+    (
+        "`tocsin compare`",
+        exit_codes.WRONG_USAGE,
+        "No condition of `--fail-if` holds, and one cannot be judged.",
+    ),
     ("`tocsin check`", exit_codes.WRONG_USAGE, "The configuration has a problem."),
     (
         "all",

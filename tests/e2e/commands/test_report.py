@@ -159,6 +159,13 @@ def test_a_condition_that_cannot_be_judged_is_exit_code_2(reported: Reported) ->
     done = reported.site.tocsin("compare", "stopped-1", "failed-1", "--fail-if", "loss > +5%")
     assert done.returncode == 2
     assert "cannot be decided: too few steps" in done.stderr
+    assert done.stdout.startswith("The runs differ first in their configuration: command:")
+    assert "undecided  loss > +5%: too few steps" in done.stdout
+    both = reported.site.tocsin(
+        "compare", "stopped-1", "failed-1", "--fail-if", "loss > +5%", "--fail-if", "steps < -20%"
+    )  # fmt: skip
+    assert both.returncode == 1, both.stderr
+    assert "FAILS  steps < -20%" in both.stdout
     bad = reported.site.tocsin("compare", "stopped-1", "failed-1", "--fail-if", "loss >> +5%")
     assert bad.returncode == 2
     assert "     ^ expected > or <" in bad.stderr

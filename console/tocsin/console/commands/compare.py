@@ -42,7 +42,8 @@ def compare(
 ) -> None:
     """Compare two runs: what differs first, what is worse.
 
-    The exit code is 0; 1 if a condition of --fail-if holds; 2 if a condition cannot be judged.
+    The exit code is 0; 1 if a condition of --fail-if holds; 2 if none holds and one cannot be
+    judged.
     """
     from tocsin.console.compare.comparison import compare as compare_runs
     from tocsin.console.compare.document import to_json
@@ -67,3 +68,4 @@ def compare(
         print_comparison(comparison, standard_output())
     if comparison.failed:
         raise typer.Exit(FAILED)
+    comparison.check_decided()

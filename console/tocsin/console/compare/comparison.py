@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,16 +35,21 @@ _IN_WORDS: Final = {
 
 
 class Undecided(ConfigurationError):
-    """A condition of --fail-if cannot be judged: a gate must not pass for want of numbers."""
+    """Conditions of --fail-if cannot be judged: a gate must not pass for want of numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A condition, the measure that it is about, and whether it holds."""
+    """A condition, the measure that it is about, and whether it holds.
+
+    Attributes:
+        undecided: why that cannot be judged; empty: it can.
+    """
 
     condition: Condition
     measured: Measured
     holds: bool
+    undecided: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +69,22 @@ class Comparison:
         """Whether a condition of --fail-if holds."""
         return any(one.holds for one in self.conditions)
 
+    def check_decided(self) -> None:
+        """Raises Undecided: a condition of --fail-if cannot be judged."""
+        lines = [
+            f"--fail-if '{one.condition.text}' cannot be decided: {one.undecided}"
+            for one in self.conditions
+            if one.undecided
+        ]
+        if lines:
+            raise Undecided("\n".join(lines))
+
 
 def compare(first: Source, second: Source, conditions: Sequence[Condition] = ()) -> Comparison:
     """Compare two runs. Blocks while they are read.
 
     Raises:
         BadExpression: a condition is about a measure that the runs do not have.
-        Undecided: one cannot be judged.
     """
     a, b = RunNumbers(first), RunNumbers(second)
     judged = [_evaluate(a, b, condition) for condition in conditions]
@@ -99,32 +113,26 @@ def change_text(measured: Measured) -> str:
     return f"{amount} ({low} to {high})"
 
 
-def holds(condition: Condition, measured: Measured) -> bool:
-    """Whether the change is beyond that of the condition even at the cautious bound.
-
-    Raises:
-        Undecided: there are too few numbers, or a share was asked of numbers that have none.
-    """
-    change = measured.change
-    if change is None:
-        raise Undecided(f"--fail-if '{condition.text}' cannot be decided: {measured.why}")
-    low, high = change.low, change.high
-    if condition.relative != change.relative:
-        if condition.relative:
-            raise Undecided(
-                f"--fail-if '{condition.text}' cannot be decided: {measured.name} is not above "
-                "zero in both runs, so it has no change in percent; give a difference, like +0.01"
-            )
-        # A difference was asked for: the same bounds, in the measure's unit.
-        low, high = low * change.first, high * change.first
-    return low > condition.change if condition.sign == ">" else high < condition.change
-
-
 def _evaluate(a: RunNumbers, b: RunNumbers, condition: Condition) -> Judged:
+    """Whether the change is beyond that of the condition even at the cautious bound."""
     measured = measure(a, b, condition.measure)
     if measured is None:
         raise unknown_measure(condition, measure_names(a, b))
-    return Judged(condition, measured, holds(condition, measured))
+    change = measured.change
+    if change is None:
+        return Judged(condition, measured, holds=False, undecided=measured.why)
+    low, high = change.low, change.high
+    if condition.relative != change.relative:
+        if condition.relative:
+            why = (
+                f"{measured.name} is not above zero in both runs, so it has no change in percent; "
+                "give a difference, like +0.01"
+            )
+            return Judged(condition, measured, holds=False, undecided=why)
+        # A difference was asked for: the same bounds, in the measure's unit.
+        low, high = low * change.first, high * change.first
+    holds = low > condition.change if condition.sign == ">" else high < condition.change
+    return Judged(condition, measured, holds)
 
 
 def _verdict(
@@ -162,13 +170,19 @@ def _verdict(
             else f"The step time was {change_text(times)}."
         )
     sentences += [_outcome(one) for one in found if one.kind == "outcome"]
-    failures = [one for one in judged if one.holds]
+    failures = _texts(one for one in judged if one.holds)
+    undecided = _texts(one for one in judged if one.undecided)
     if failures:
-        texts = ", ".join(f"'{one.condition.text}'" for one in failures)
-        sentences.append(f"It fails: {texts}.")
-    elif judged:
+        sentences.append(f"It fails: {failures}.")
+    if undecided:
+        sentences.append(f"It cannot be decided: {undecided}.")
+    if judged and not failures and not undecided:
         sentences.append("No condition of --fail-if holds.")
     return " ".join(sentences)
+
+
+def _texts(judged: Iterable[Judged]) -> str:
+    return ", ".join(f"'{one.condition.text}'" for one in judged)
 
 
 _ENDS: Final = {

@@ -47,6 +47,7 @@ class ConditionDocument(Model):
     expression: str
     holds: bool
     measure: MeasureDocument
+    undecided: str = Field(description="why it cannot be judged; empty: it can")
 
 
 class ComparisonDocument(Model):
@@ -89,7 +90,10 @@ def to_json(comparison: Comparison) -> str:
 
 def _condition(judged: Judged) -> ConditionDocument:
     return ConditionDocument(
-        expression=judged.condition.text, holds=judged.holds, measure=_measure(judged.measured)
+        expression=judged.condition.text,
+        holds=judged.holds,
+        measure=_measure(judged.measured),
+        undecided=judged.undecided,
     )
 
 

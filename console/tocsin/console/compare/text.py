@@ -45,7 +45,9 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             console.print(Text(line, style="dim"), soft_wrap=True)
     for judged in comparison.conditions:
         word, style = ("FAILS", "bold red") if judged.holds else ("passes", "green")
-        result = f"  {judged.condition.text}: {change_text(judged.measured)}"
+        if judged.undecided:
+            word, style = "undecided", "yellow"
+        result = f"  {judged.condition.text}: {judged.undecided or change_text(judged.measured)}"
         console.print(Text.assemble((word, style), result), soft_wrap=True)
 
 

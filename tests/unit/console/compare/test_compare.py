@@ -14,7 +14,7 @@ from rich.console import Console
 
 from support.docs.plain_english import found_in
 from support.records.numbered_runs import START_MS, MadeRun, issue_of, view_of
-from tocsin.console.compare.comparison import Undecided, compare
+from tocsin.console.compare.comparison import Comparison, Undecided, compare
 from tocsin.console.compare.differences import Difference
 from tocsin.console.compare.document import ComparisonDocument, to_json
 from tocsin.console.compare.expression import BadExpression, Condition, parse
@@ -113,6 +113,14 @@ def test_an_unknown_measure_is_told_with_a_near_one() -> None:
 # Conditions
 
 
+def why_undecided(found: Comparison) -> str:
+    """Why the only condition cannot be decided."""
+    (only,) = found.conditions
+    assert not only.holds
+    assert f"It cannot be decided: '{only.condition.text}'." in found.verdict
+    return only.undecided
+
+
 def test_noise_does_not_fail_a_condition() -> None:
     found = compare(run("a", seed=1), run("b", seed=2), [parse("step_time > +1%")])
     assert not found.failed
@@ -143,9 +151,39 @@ def test_a_difference_in_seconds_is_compared_in_seconds() -> None:
 
 def test_a_gate_does_not_pass_for_want_of_numbers() -> None:
     short = MadeRun(run_id="short").scalar("step_time_s", np.full(20, 0.1))
-    with pytest.raises(Undecided, match="cannot be decided: too few steps"):
-        compare(run("a"), short, [parse("step_time > +5%")])
+    found = compare(run("a"), short, [parse("step_time > +5%")])
+    assert why_undecided(found).startswith("too few steps")
+    with pytest.raises(Undecided, match=r"'step_time > \+5%' cannot be decided: too few steps"):
+        found.check_decided()
     assert issubclass(Undecided, ConfigurationError)
+
+
+def test_what_cannot_be_decided_hides_neither_a_failure_nor_the_comparison() -> None:
+    first, second = run("a", seed=1), run("b", seed=2, slower=0.1)
+    for made in (first, second):
+        made.scalar("log.rare", [1.0, 1.1], steps=[50, 60])
+    conditions = [parse("log.rare > +5%"), parse("step_time > +5%")]
+    found = compare(first, second, conditions)
+    assert found.failed
+    assert "It fails: 'step_time > +5%'. It cannot be decided: 'log.rare > +5%'." in found.verdict
+    assert found.verdict == compare(first, second, conditions[::-1]).verdict
+    out = io.StringIO()
+    print_comparison(found, Console(file=out, width=120))
+    assert "undecided  log.rare > +5%: too few steps" in out.getvalue()
+    assert "FAILS  step_time > +5%: +10" in out.getvalue()
+    told = json.loads(to_json(found))["conditions"]
+    assert [one["holds"] for one in told] == [False, True]
+    assert told[0]["undecided"].startswith("too few steps")
+    assert told[1]["undecided"] == ""
+
+
+def test_a_share_of_what_is_zero_is_undecided() -> None:
+    second = run("b")
+    second.say(issue_of(second))
+    found = compare(run("a"), second, [parse("issues > +5%"), parse("issues > +0")])
+    assert [one.holds for one in found.conditions] == [False, True]
+    assert "give a difference, like +0.01" in found.conditions[0].undecided
+    assert "no condition" not in found.verdict.lower()
 
 
 def test_single_numbers_are_compared_as_they_are() -> None:
@@ -163,8 +201,8 @@ def test_a_gate_does_not_pass_an_evaluation_of_nan(losses: list[float]) -> None:
     first, second = run("a"), run("b")
     first.scalar("loss", [1.0, 1.0], steps=[99, 99], mode="eval")
     second.scalar("loss", losses, steps=[99, 99], mode="eval")
-    with pytest.raises(Undecided, match="cannot be decided: it is not finite in the second run"):
-        compare(first, second, [parse("eval_loss > +10%")])
+    found = compare(first, second, [parse("eval_loss > +10%")])
+    assert why_undecided(found) == "it is not finite in the second run"
     (measured,) = (one for one in compare(first, second).measures if one.name == "eval_loss")
     assert measured.change is None
 
@@ -174,16 +212,16 @@ def test_a_gate_does_not_pass_a_loss_that_is_nan_now_and_then() -> None:
     values = second.series("loss").values.copy()
     values[-10::3] = np.nan
     second.scalar("loss", values)
-    with pytest.raises(Undecided, match="4 values that are not finite in the second run"):
-        compare(first, second, [parse("loss > +50%")])
+    found = compare(first, second, [parse("loss > +50%")])
+    assert "4 values that are not finite in the second run" in why_undecided(found)
 
 
 def test_a_gate_does_not_pass_what_is_logged_and_has_become_nan() -> None:
     values = 1 + 0.1 * np.random.default_rng(7).standard_normal(COUNT)
     first, second = run("a").scalar("log.train", values), run("b")
     second.scalar("log.train", np.where(np.arange(COUNT) < COUNT - 20, values, np.nan))
-    with pytest.raises(Undecided, match="20 values that are not finite in the second run"):
-        compare(first, second, [parse("log.train > +5%")])
+    found = compare(first, second, [parse("log.train > +5%")])
+    assert "20 values that are not finite in the second run" in why_undecided(found)
 
 
 def test_a_scalar_may_be_called_like_a_mean() -> None:
