@@ -14,7 +14,8 @@ from tocsin.console.report.report import Report
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.whole_file import whole_file
 
-STDOUT: Final = Path("-")
+STDOUTS: Final = (Path("-"), Path("/dev/stdout"))
+"""The latter leads to a file, maybe, that a shell appends to: not to be replaced."""
 
 
 def rendered(report: Report, form: ReportFormat) -> str:
@@ -37,7 +38,7 @@ def write_report(report: Report, path: Path | None, form: ReportFormat) -> Path 
     text = rendered(report, form)
     if path is None and form is ReportFormat.HTML:
         path = Path(f"tocsin-report-{report.run_id}.html")
-    if path is None or path == STDOUT:
+    if path is None or path in STDOUTS:
         sys.stdout.write(text)
         return None
     try:

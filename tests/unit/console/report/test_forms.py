@@ -214,6 +214,13 @@ def test_a_report_is_written_whole_or_not_at_all(hostile: Report, tmp_path: Path
     assert [one.name for one in tmp_path.iterdir()] == ["report.md"]
 
 
+def test_standard_output_is_not_replaced(
+    hostile: Report, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert write_report(hostile, Path("/dev/stdout"), ReportFormat.MD) is None
+    assert capsys.readouterr().out == to_markdown(hostile)
+
+
 def test_a_report_goes_through_a_link_and_into_a_pipe(hostile: Report, tmp_path: Path) -> None:
     target, link, pipe = (tmp_path / name for name in ("target.md", "link.md", "pipe.md"))
     target.write_text("old")
