@@ -24,7 +24,15 @@ _SECRET_NAME: Final = re.compile(
     re.IGNORECASE,
 )
 _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_URL: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://)([^/@\s]+)@")
+_URL: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://)(?:[^/@\s:]*:\S*|[^/@\s]+)@")
+"""A password may have `/` and `@` in it."""
+
+_INSIDE: Final = re.compile(
+    r"""(?<![\w-])(?P<name>--?[A-Za-z][\w.-]*(?=\s)|-{0,2}[A-Za-z_][\w.-]*(?=["']?\s*[=:]))"""
+    r"""(?P<join>["']?\s*[=:]\s*|\s+(?!-))(?P<value>"[^"]*"|'[^']*'|[^\s;&|,{}"']+)"""
+)
+"""A name and its value in a text of several words: a script of a shell, JSON."""
+
 _QUERY: Final = re.compile(r"([?&;]([A-Za-z0-9_.-]+)=)([^&;#\s]+)")
 _SIGNATURE: Final = re.compile(r"sig|.*signature", re.IGNORECASE)
 """Parameters of signed URLs: whoever has the signature may do what it was made for."""
@@ -66,7 +74,7 @@ def mask_arguments(arguments: Sequence[str]) -> list[str]:
     masked: list[str] = []
     hide_next = False
     for argument in arguments:
-        if hide_next and (not argument.startswith("-") or _LONG.search(argument)):
+        if hide_next and (not argument.startswith("--") or _LONG.search(argument)):
             masked.append(MASK)
             hide_next = False
             continue
@@ -82,8 +90,10 @@ def mask_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def mask_text(text: str) -> str:
-    """Mask secrets inside one text: URLs, headers and tokens of well-known services."""
+    """Mask secrets inside one text: URLs, headers, tokens of well-known services, and values of
+    such names in a script or in JSON."""
     text = _URL.sub(rf"\1{MASK}@", text)
+    text = _INSIDE.sub(_masked_value, text)
     text = _SECRET_PATH.sub(rf"\1{MASK}", text)
     text = _QUERY.sub(_masked_parameter, text)
     text = _HEADER.sub(rf"\1{MASK}", text)
@@ -94,6 +104,13 @@ def _masked_parameter(found: re.Match[str]) -> str:
     name = found[2]
     secret = is_secret_name(name) or _SIGNATURE.fullmatch(name)
     return found[1] + (MASK if secret else found[3])
+
+
+def _masked_value(found: re.Match[str]) -> str:
+    if not is_secret_name(found["name"]) or found["value"].startswith("$"):
+        return found[0]
+    quote = found["value"][0] if found["value"][0] in "\"'" else ""
+    return f"{found['name']}{found['join']}{quote}{MASK}{quote}"
 
 
 def is_secret_name(name: str) -> bool:

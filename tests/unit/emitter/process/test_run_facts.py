@@ -36,6 +36,30 @@ def test_secrets_are_masked(given: str, expected: str) -> None:
     assert run_facts.command_line(given.split()) == expected
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("export WANDB_API_KEY=0123; python t.py", "export WANDB_API_KEY=***; python t.py"),
+        ("python t.py --api-key hunter2 --lr 1", "python t.py --api-key *** --lr 1"),
+        ("cd x && DB_PASSWORD='a b' python t.py", "cd x && DB_PASSWORD='***' python t.py"),
+        ('{"api_key": "hunter2", "lr": 1}', '{"api_key": "***", "lr": 1}'),
+        ("python t.py --token $TOKEN --max-tokens 5", "python t.py --token $TOKEN --max-tokens 5"),
+        ("python t.py --password --verbose", "python t.py --password --verbose"),
+        ("postgres://u:pa/ss@host/db", "postgres://***@host/db"),
+        ("postgres://u:p@ss/w@host/db", "postgres://***@host/db"),
+        ("git+https://github.com/x/y@main", "git+https://github.com/x/y@main"),
+    ],
+)
+def test_secrets_inside_of_a_script_are_masked(given: str, expected: str) -> None:
+    assert run_facts.mask_text(given) == expected
+    (found,) = run_facts.mask_arguments([given])
+    assert found == expected
+
+
+def test_a_secret_may_begin_like_an_option() -> None:
+    assert run_facts.mask_arguments(["--password", "-hunter2-", "x"]) == ["--password", "***", "x"]
+
+
 def test_git_commit_of_a_folder_inside(tmp_path: Path) -> None:
     (tmp_path / ".git" / "refs" / "heads").mkdir(parents=True)
     (tmp_path / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
