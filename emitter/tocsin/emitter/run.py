@@ -33,8 +33,12 @@ if TYPE_CHECKING:
     from tocsin.emitter.probes.inputs.named_data import NamedData
     from tocsin.emitter.probes.losses import Loss
 
-MAX_EARLY: Final = 100
+MAX_EARLY: Final = 10_000
 """Calls before the first optimizer step that are kept until it comes."""
+
+LOOP_WITHOUT_OPTIMIZER: Final = 100
+"""After so many of them without a step, and without backward calls that one may follow, none is
+expected any more."""
 
 
 class Run:
@@ -326,8 +330,11 @@ class Run:
             self._row(columns, numbers, step)
 
         if torch_patches is not None and self._session.training is None:
-            self._keep(row)
-            return False
+            kept = len(self._session.early)
+            if kept < LOOP_WITHOUT_OPTIMIZER or torch_patches.hooks.accumulates:
+                self._keep(row)
+                return False
+            # A loop in JAX that uses a data loader of torch, or with an optimizer of its own.
         self._report(row)
         return torch_patches is None or torch_patches.hooks.capture is None
 

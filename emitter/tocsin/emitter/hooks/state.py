@@ -234,6 +234,11 @@ class Hooks(LoopState):
         self.hook_probes.phases.step_ends(perf_counter())
         return made
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether there were backward calls that a step may still follow."""
+        return 0 < self.backwards < NO_STEP_AT_ALL
+
     def unwatched_step(self) -> None:
         """A step was made while no training has begun: what was computed for it is its own."""
         self.made_step, self.cleared.had, self.backwards = True, False, 0

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from support.trainings.captured import captured, run_with_hook, said
+from tocsin.emitter.run import Run
 from tocsin.emitter.send.sender import Sender
 from tocsin.emitter.stop import exit_points
 from tocsin.emitter.training.context import current
@@ -56,6 +58,46 @@ def test_start_in_a_forked_child_is_a_training_of_its_own(tmp_path: Path) -> Non
     found = said(tmp_path)
     assert sorted(row["loss"] for _, _, row in found.rows) == [1.0, 2.0]
     assert len({each.incarnation for each in found.of(RunStarted)}) == 2
+
+
+@pytest.mark.parametrize("by_hand", [False, True], ids=["without autograd", "own optimizer"])
+def test_a_loop_that_logs_is_a_training_though_torch_is_there(
+    tmp_path: Path, *, by_hand: bool
+) -> None:
+    with captured(tmp_path):
+        assert current.session is not None
+        run = Run(current.session)
+        w = torch.ones(3, requires_grad=True)
+        for _ in range(600):
+            loss = (w * w).sum()
+            if by_hand:
+                loss.backward()
+                with torch.no_grad():
+                    w -= 0.01 * w.grad
+                w.grad = None
+            run.log({"loss": loss.item()})
+        training = current.session.training
+        assert training is not None
+        assert training.next_step == 600
+    found = said(tmp_path)
+    assert found.steps().keys() == set(range(600))
+
+
+def test_what_is_logged_during_a_long_accumulation_waits_for_its_step(tmp_path: Path) -> None:
+    with captured(tmp_path):
+        assert current.session is not None
+        run = Run(current.session)
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(2):
+            for i in range(200):
+                model(torch.ones(1, 2)).sum().backward()
+                run.log({"part": float(i)})
+            assert (current.session.training is None) == (step == 0)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert current.session.training is not None
+        assert current.session.training.next_step == 2
 
 
 @pytest.mark.parametrize(
