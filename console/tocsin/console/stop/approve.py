@@ -122,7 +122,8 @@ def answered_line(stop: Delivery, reply: StopReply) -> str:
     run = plain_line(stop.run_id)
     if stop.waits_for_people:
         so_far = stop.approval.by if stop.approval is not None else ()
-        if reply.by in so_far and stop.approval is not None:
+        approved = reply.verdict == "approve" and reply.by in so_far
+        if approved and stop.approval is not None:
             return (
                 f"approved; the stop of run {run} waits for "
                 f"{stop.approval.quorum - len(so_far)} more"
