@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -87,6 +88,10 @@ for _group in (
 
 def main() -> None:
     """The console script. Errors of the user are sentences, not tracebacks."""
+    for stream in (sys.stdout, sys.stderr):
+        # Where the locale is not UTF-8, "≥" is "?", not the end of the command.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         app(prog_name="tocsin")
     except (ConfigurationError, BusError, StoreError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import Final
@@ -39,6 +40,9 @@ def write_report(report: Report, path: Path | None, form: ReportFormat) -> Path 
     if path is None and form is ReportFormat.HTML:
         path = Path(f"tocsin-report-{report.run_id}.html")
     if path is None or path in STDOUTS:
+        if form is ReportFormat.HTML and isinstance(sys.stdout, io.TextIOWrapper):
+            # The page says itself that it is UTF-8, whatever the locale is.
+            sys.stdout.reconfigure(encoding="utf-8")
         sys.stdout.write(text)
         return None
     try:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import os
 import re
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -235,6 +237,16 @@ def test_a_report_goes_through_a_link_and_into_a_pipe(hostile: Report, tmp_path:
         write_report(hostile, pipe, ReportFormat.MD)
         assert read.result() == to_markdown(hostile)
     assert pipe.is_fifo()
+
+
+def test_a_page_on_standard_output_is_utf_8_whatever_the_locale_is(
+    hostile: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "latin-1", errors="replace"))
+    write_report(hostile, Path("-"), ReportFormat.HTML)
+    sys.stdout.flush()
+    assert raw.getvalue().decode() == to_html(hostile)
 
 
 def test_a_section_of_facts_alone_has_no_badge(hostile: Report) -> None:
