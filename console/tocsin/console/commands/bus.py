@@ -125,8 +125,13 @@ def bus_dlq(
     json_output: JsonOption = False,
 ) -> None:
     """List failed deliveries, and records that no service could use."""
-    if context.invoked_subcommand is None:
+    command = context.invoked_subcommand
+    if command is None:
         dlq_list(config, bus, since, json_output)
+    elif config is not None or bus is not None or since is not None or json_output:
+        from tocsin.schemas.errors import ConfigurationError
+
+        raise ConfigurationError(f"put options after `{command}`: tocsin bus dlq {command} …")
 
 
 def dlq_list(

@@ -153,3 +153,14 @@ def test_the_commands(tmp_path: Path) -> None:
     assert sent == {"version": 1, "sent": [FAILED.delivery_id], "skipped": {}}
     assert "redriven: pending" in tocsin("dlq").output
     assert "it is pending already" in tocsin("redrive", "7f8a").output
+
+
+@pytest.mark.parametrize(
+    "options", [("--bus", "embedded:x.db"), ("--config", "x"), ("--since", "1h"), ("--json",)]
+)
+@pytest.mark.parametrize("command", [("list",), ("show", "7f8a4a1c")])
+def test_options_before_a_command_are_refused(
+    options: tuple[str, ...], command: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"put options after `{command[0]}`"):
+        CliRunner().invoke(app, ["bus", "dlq", *options, *command], catch_exceptions=False)
