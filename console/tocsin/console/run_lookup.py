@@ -57,8 +57,21 @@ def run_named(
     """The run of that id, else the only one whose id begins so. Blocks.
 
     Raises:
-        UnknownRun, ConfigurationError: there is none, or there are several. As `run_of` does.
+        UnknownRun, ConfigurationError: there is none, or there are several, or it has no such
+            training. As `run_of` does.
     """
+    run = _run_begun(context, store, text, incarnation)
+    if incarnation is not None and incarnation not in run.incarnations:
+        listed = ", ".join(run.incarnations[-_NAMED:]) or "none"
+        raise ConfigurationError(
+            f"run {run.run_id!r} has no training {incarnation!r}; its newest: {listed}"
+        )
+    return run
+
+
+def _run_begun(
+    context: CommandContext, store: Store | None, text: str, incarnation: str | None
+) -> Run:
     from tocsin.store.errors import UnknownRun
 
     try:
