@@ -133,17 +133,16 @@ def bus_dump(
     another bus. It has what the bus has: metrics, names of tensors, labels, command lines.
     """
     from tocsin.console.context import read_context
-    from tocsin.console.fleet.past_telemetry import Span, dump
+    from tocsin.console.fleet.past_telemetry import Span, dump, run_with_records
 
     context = read_context(config, bus)
-    span = Span(
-        run,
-        0 if since is None else time_ms("--from", since),
-        None if until is None else time_ms("--to", until),
-    )
+    from_ms = 0 if since is None else time_ms("--from", since)
+    to_ms = None if until is None else time_ms("--to", until)
 
     async def write() -> int:
         async with context.open_bus(create=False) as opened:
+            run_id = None if run is None else await run_with_records(opened, context.topics, run)
+            span = Span(run_id, from_ms, to_ms)
             return await dump(
                 opened, context.topics, file, topic or ("telemetry",), span, unix_ms()
             )

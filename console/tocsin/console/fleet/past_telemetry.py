@@ -7,7 +7,8 @@ is given the records in their order. Time is their append time.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -18,6 +19,8 @@ from pydantic import JsonValue
 from tocsin.bus.port import EARLIEST, Bus, From, Outgoing, Partition, Record
 from tocsin.bus.reading import read_to_end
 from tocsin.console.fleet.dump import Dump, DumpWriter
+from tocsin.console.views.bus_view import read_runs
+from tocsin.console.views.selection import choose_run
 from tocsin.runtime.service import CaughtUp, Tick
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.errors import ConfigurationError
@@ -60,7 +63,9 @@ def topic_name(topics: Topics, short: str) -> str:
     return f"{topics.prefix}.{short}.v1"
 
 
-async def read_span(bus: Bus, topics: Topics, short: str, span: Span) -> AsyncIterator[Record]:
+async def read_span(
+    bus: Bus, topics: Topics, short: str, span: Span
+) -> AsyncGenerator[Record, None]:
     """The records of a topic that are on the bus now, partition by partition.
 
     Raises:
@@ -83,6 +88,21 @@ async def read_span(bus: Bus, topics: Topics, short: str, span: Span) -> AsyncIt
                         yield record
         finally:
             await reader.close()
+
+
+async def run_with_records(bus: Bus, topics: Topics, text: str) -> str:
+    """The run of that id, also one that no rules have seen; else the one whose id begins so.
+
+    Raises:
+        ConfigurationError: there is none, or there are several. BusError: the bus does not answer.
+    """
+    known = await read_runs(bus, topics)
+    if known.run(text) is not None:
+        return text
+    async with aclosing(read_span(bus, topics, "telemetry", Span(text))) as records:
+        async for _ in records:
+            return text
+    return choose_run(known.runs, text).run_id
 
 
 async def dump(

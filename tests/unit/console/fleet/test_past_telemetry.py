@@ -172,6 +172,37 @@ def test_a_dump_is_loaded_onto_another_bus_record_for_record(
     assert "exists already" in str(again.exception)
 
 
+def test_a_dump_of_a_run_that_is_not_there_is_refused_without_a_file(
+    lived: tuple[Path, set[tuple[str, str]]], tmp_path: Path
+) -> None:
+    bus = f"embedded:{lived[0] / 'bus.db'}"
+    for typed, why in (("gtp-1", "no run 'gtp-1' on this bus"), ("gpt", "2 runs start with")):
+        done = RUN.invoke(app, ["bus", "dump", str(tmp_path / "x"), "--run", typed, "--bus", bus])
+        assert isinstance(done.exception, ConfigurationError)
+        assert why in str(done.exception)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_dumped_that_no_rules_have_seen_or_whose_id_is_begun(tmp_path: Path) -> None:
+    bus = f"embedded:{tmp_path / 'bus.db'}"
+
+    async def fill() -> None:
+        async with read_context(None, bus, environ={}).open_bus() as opened:
+            await opened.init(TOPICS.specs())
+            await send(opened, two_runs()[0].records)
+            worker = Worker(opened, build_rules_service(TOPICS), topics=TOPICS, group="rules")
+            assert await work(worker)
+            unseen = RunBuilder("gpt")
+            unseen.started()
+            await send(opened, unseen.records)
+
+    asyncio.run(fill())
+    whole = len(two_runs()[0].records)
+    for typed, count in (("gpt", 1), ("gpt-", whole), ("gpt-1", whole)):
+        output = invoke("bus", "dump", tmp_path / f"{typed}.dump", "--run", typed, "--bus", bus)
+        assert output.startswith(f"{count} records in ")
+
+
 @pytest.mark.parametrize("name", ["a.dump", "a.dump.gz"])
 def test_any_bytes_come_back_from_a_dump(tmp_path: Path, name: str) -> None:
     place = Partition("team.telemetry.v1", 3)
