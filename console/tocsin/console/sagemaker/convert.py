@@ -134,6 +134,13 @@ def _counterpart(
     params = dict(_params(old, placed, work.notes, prefix))
     preset = PRESET if PRESET in rule.meta.presets else None
     params = _valid(rule, preset, params, placed, work.notes, prefix)
+    runs = [one.new for one in old.parameters if one.kind == "run"]
+    if missing := ", ".join(name for name in runs if name not in params):
+        # Without its run the rule would fire at the first step, and stop what is healthy.
+        work.notes.add(placed.loc, f"{old.name} is left out: add it with {missing}, a run's id")
+        comment += [f"  not converted: {note.message}" for note in work.notes.found[before:]]
+        work.entries.append(Entry(comment=tuple(comment)))
+        return
     actions = actions_of(placed, work.receivers, work.notes)
     if _stops(placed) and STOP not in actions:
         actions = [STOP, *actions]

@@ -11,6 +11,8 @@ from typing import Final
 from tocsin.console.sagemaker.tables import Kind
 from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.values import format_duration
+from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.ids import check_run_id
 
 COLLECTIONS: Final[Mapping[str, str]] = {
     "losses": "losses",
@@ -142,4 +144,8 @@ def _run(value: Plain) -> str:
     names = texts_of(value)
     if len(names) != 1:
         raise Unconvertible("expected one run; for further ones, add entries with names")
-    return names[0]
+    try:
+        return check_run_id(names[0])
+    except ConfigurationError:
+        # A path in S3, as its libraries write it: a rule would look for a run of that name.
+        raise Unconvertible("expected the id of a run on the bus") from None

@@ -79,6 +79,7 @@ def test_every_rule_that_has_an_alias_has_the_preset() -> None:
 @pytest.mark.parametrize("old", WITH_COUNTERPART, ids=lambda old: old.name)
 def test_documented_defaults_are_those_of_the_preset(old: OldRule) -> None:
     given = {one.name: one.default for one in old.parameters if one.default}
+    given |= {one.name: "gpt-1" for one in old.parameters if one.kind == "run"}
     config, done = converted([rule(old.name, **given)])
     assert said(done) == []
     (entry,) = config.rules
@@ -87,8 +88,9 @@ def test_documented_defaults_are_those_of_the_preset(old: OldRule) -> None:
     preset = ours.meta.presets.get("sagemaker", {})
     assert entry.preset == ("sagemaker" if ours.meta.presets else None)
     # Those that are not in the preset keep their defaults, which are then the same.
+    run = {one.new: "gpt-1" for one in old.parameters if one.kind == "run"}
     assert ours.meta.params.model_validate({**preset, **entry.params}) == (
-        ours.meta.params.model_validate({**preset})
+        ours.meta.params.model_validate({**preset, **run})
     )
     fields = ours.meta.params.model_fields
     assert {one.new for one in old.parameters if one.new} <= set(fields)
@@ -274,6 +276,23 @@ def test_what_is_not_taken_over_is_said(
     assert (warning.source, warning.line) == ("job.json", 6)
     assert f"# {' ' * 2}not converted: {warning.message}"[:60] in done.text
     assert len(config.rules) == 1
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"other_trials": "s3://bucket/tensors"}, {"other_trial_0": "s3://b"}, {"other_trials": "a,b"}],
+)
+def test_a_comparison_with_what_is_no_run_is_left_out_and_said(
+    parameters: dict[str, object],
+) -> None:
+    stop = {"name": "StopTraining", "training_job_prefix": "gpt"}
+    mail = {"name": "Email", "endpoint": "ana@example.com"}
+    given = {**parameters, "action_json": json.dumps([stop, mail])}
+    config, done = converted(rule("SimilarAcrossRuns", **given))
+    assert (config.rules, dict(config.receivers)) == ((), {})
+    left_out = "SimilarAcrossRuns is left out: add it with other_run, a run's id"
+    assert left_out in said(done)
+    assert all(message in done.text for message in said(done))
 
 
 def test_rules_of_your_own_and_unknown_ones_are_left_out_and_said() -> None:
