@@ -71,7 +71,9 @@ def stops_of_rules(
     seen: set[tuple[str, str, str]] = set()
     for stop in view.deliveries:
         training = (stop.rule, stop.run_id, stop.incarnation)
-        counts = stop.state == "delivered" or stop.held is not None
+        counts = stop.held is not None or (
+            stop.state == "delivered" and not _ended_by_itself(stop, view)
+        )
         if stop.kind != STOP or not counts or training in seen or stop.updated_ms < since_ms:
             continue
         seen.add(training)
@@ -133,6 +135,14 @@ def _compute(stop: Delivery, view: RunsView, prices: PricesConfig) -> Compute | 
     until_ms = training.ended_ms or _last_heard_ms(training) or (run.view_ms if newest else 0)
     hours = max(0, until_ms - stop.created_ms) / _HOUR_MS
     return hours_of(training, hours, "from the decision to the end", prices)
+
+
+def _ended_by_itself(stop: Delivery, view: RunsView) -> bool:
+    """Whether the training is known to have ended otherwise: while the stop was on its way. One
+    that a backend ended was interrupted, or is lost."""
+    run = view.seen.get(stop.run_id)
+    training = None if run is None else run.views.get(stop.incarnation)
+    return training is not None and training.outcome in ("completed", "failed")
 
 
 def _last_heard_ms(training: RunView) -> int:

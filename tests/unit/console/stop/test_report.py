@@ -93,6 +93,16 @@ def test_what_stops_have_saved_and_what_it_costs() -> None:
     assert report_facts(rules, prices)["currency"] == "EUR"
 
 
+@pytest.mark.parametrize(
+    ("outcome", "stopped"),
+    [("completed", 0), ("failed", 0), ("stopped", 1), ("interrupted", 1), (None, 1)],
+)
+def test_a_run_that_ended_by_itself_was_not_stopped(outcome: str | None, stopped: int) -> None:
+    run = ended("run-1", 1.0, ranks=1).model_copy(update={"outcome": outcome})
+    rules = stops_of_rules(runs_view(run, issue("run-1"), stop(issue("run-1"), "delivered", None)))
+    assert sum(rule.stopped for rule in rules) == stopped
+
+
 def test_a_run_that_still_runs_counts_to_what_was_last_heard() -> None:
     running = view("run-1").model_copy(
         update={"ranks": (RankView(rank=0, last_heard_ms=NOW_MS + HOUR_MS),)}
