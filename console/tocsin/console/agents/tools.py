@@ -137,7 +137,10 @@ class QuerySeries(Parameters):
     )
     statistic: str = Field(default="l2", max_length=100, description="of the tensor")
     collection: str | None = Field(
-        default=None, max_length=64, description="of the tensor: gradients, weights, …"
+        default=None,
+        max_length=64,
+        description="of the tensor; None: the first of gradients, weights and the others (by name) "
+        "that has it",
     )
     mode: Mode = Field(default="train", description="what the training was doing")
     rank: requests.Rank = 0
@@ -269,7 +272,8 @@ TOOLS: Final[tuple[Tool[Any], ...]] = (
     Tool(
         "query_series",
         "Read numbers",
-        "Read one number of a training over its steps: a scalar, or a statistic of a tensor.",
+        "Read one number of a training over its steps: a scalar, or a statistic of a tensor. A "
+        "parameter without `collection` is that of its gradients, if they were captured.",
         QuerySeries,
         _query_series,
     ),

@@ -71,6 +71,9 @@ class RunSeries(Model):
     run_id: RunId
     incarnation: Incarnation = Field(description=_INCARNATION)
     name: str = Field(description="the scalar, or TENSOR/STATISTIC")
+    collection: str | None = Field(
+        default=None, description="the collection that the tensor was read from; None: a scalar"
+    )
     unit: str | None = Field(description="of the values; None: none, or not known")
     mode: Mode = Field(description="what the training was doing")
     rank: int = Field(description="the rank that sent them")

@@ -101,10 +101,12 @@ async def read_series(request: Request[ReadSeries]) -> Facts:
         )
 
     def read(run: Run) -> RunSeries:
+        collection = None
         if asked.tensor is None:
             found = run.series(asked.name or "", asked.mode, asked.rank)
         else:
             tensor = run.tensor(asked.tensor, asked.collection)
+            collection = tensor.collection
             found = tensor.statistic(asked.statistic, asked.rank, asked.mode)
         wanted = np.ones(found.steps.shape, np.bool_)
         if asked.from_step is not None:
@@ -118,6 +120,7 @@ async def read_series(request: Request[ReadSeries]) -> Facts:
             run_id=run.run_id,
             incarnation=run.incarnation,
             name=found.name,
+            collection=collection,
             unit=found.unit,
             mode=asked.mode,
             rank=asked.rank,

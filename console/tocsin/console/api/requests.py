@@ -181,7 +181,10 @@ class ReadSeries(OfTraining):
     )
     tensor: str | None = Field(default=None, max_length=_NAME, description="name of a tensor")
     collection: str | None = Field(
-        default=None, max_length=64, description="of the tensor; None: the first that has it"
+        default=None,
+        max_length=64,
+        description="of the tensor; None: the first of gradients, weights and the others (by name) "
+        "that has it",
     )
     statistic: str = Field(
         default="l2", max_length=100, description="of the tensor", examples=["l2", "absmax"]

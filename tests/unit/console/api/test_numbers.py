@@ -127,6 +127,16 @@ def test_a_series_of_a_tensor_keeps_its_nan(ask: Asking) -> None:
     found = ask("read_series", "run-1", tensor=LAYERS[2], statistic="l2")
     assert found["values"] == [200.0, 205.0, 210.0, "NaN"]
     assert found["name"] == f"{LAYERS[2]}/l2"
+    assert found["collection"] == "gradients", "which of its collections was read"
+    of_updates = ask(
+        "read_series",
+        "run-1",
+        tensor=LAYERS[0],
+        collection="updates",
+        statistic="update_l2",
+    )
+    assert of_updates["collection"] == "updates"
+    assert ask("read_series", "run-1", name="loss").get("collection") is None
     short = ask("read_series", "run-1", name="loss", points=4)
     assert (short["reduced"], short["points"], len(short["steps"])) == (True, 20, 4)
 
