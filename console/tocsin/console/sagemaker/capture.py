@@ -21,6 +21,7 @@ _SCHEDULE: Final = {
 _IN_EVALUATIONS: Final = ("losses", "activations", "inputs")
 _INTERVAL_THERE: Final = 500
 _INTERVAL: Final = "ProfilingIntervalInMilliseconds"
+_PATHS: Final = ("S3OutputPath", "LocalPath")
 
 Section = dict[str, object]
 
@@ -35,6 +36,8 @@ def capture_of(found: Found, notes: Notes) -> Section:
         section["collections"] = kept
     for hook in found.hooks:
         _hook(hook, notes)
+    for placed, what in (*((hook, "hook") for hook in found.hooks), (found.profiler, "profiler")):
+        _paths(placed, what, notes)
     interval = found.profiler.data.get(_INTERVAL)
     if interval is not None:
         _interval(interval, (*found.profiler.loc, _INTERVAL), section, notes)
@@ -146,6 +149,13 @@ def _hook(hook: Placed, notes: Notes) -> None:
     for key in settings:
         message = f"{key} of the hook is left out"
         notes.add((*parameters.loc, key), message, "say it for a collection: capture.collections")
+
+
+def _paths(placed: Placed, what: str, notes: Notes) -> None:
+    for key in _PATHS:
+        if key in placed.data:
+            message = f"{key} of the {what} is left out: records go to the bus and the store"
+            notes.add((*placed.loc, key), message, "store.url names a folder or a bucket")
 
 
 def _interval(value: Plain, loc: Loc, section: Section, notes: Notes) -> None:

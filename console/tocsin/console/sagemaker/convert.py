@@ -71,8 +71,16 @@ def convert(
     work = _Work(catalogue or built_in(), Notes(document))
     for rule in found.rules:
         _rule(rule, work)
+    before = len(work.notes.found)
     capture = capture_of(found, work.notes)
-    out = as_yaml(work.entries, work.receivers.known, capture, source=source, only=only)
+    out = as_yaml(
+        work.entries,
+        work.receivers.known,
+        capture,
+        source=source,
+        only=only,
+        left_out=[note.message for note in work.notes.found[before:]],
+    )
     places = sorted(work.notes.found, key=lambda note: (note.line, note.column))
     return Converted(out, places)
 
@@ -104,6 +112,7 @@ def _rule(placed: Placed, work: _Work) -> None:
 def _report(placed: Placed, work: _Work) -> None:
     """Its rules run by default; an entry about one of them is for that one."""
     own: dict[str, dict[str, Plain]] = {}
+    before = len(work.notes.found)
     parameters = placed.inner("RuleParameters")
     for key, value in parameters.data.items():
         rule, _, parameter = key.partition("_")
@@ -114,7 +123,8 @@ def _report(placed: Placed, work: _Work) -> None:
             work.notes.add((*parameters.loc, key), message)
     at = f"line {work.notes.line(placed.loc)}"
     instead = "there are no reports; its rules run by default"
-    work.entries.append(Entry(comment=(f"ProfilerReport ({at}): {instead}",)))
+    left_out = [f"  not converted: {note.message}" for note in work.notes.found[before:]]
+    work.entries.append(Entry(comment=(f"ProfilerReport ({at}): {instead}", *left_out)))
     for rule, values in own.items():
         made = renamed(placed, RuleParameters={**values})
         _counterpart(BY_NAME[rule], made, f"{rule}-of-the-report", work, prefix=f"{rule}_")

@@ -14,6 +14,7 @@ _OTHERS: Final = (
     "Rules that are not listed here run as well, at their defaults; critical issues of some stop "
     "their run: docs/rules. With `rules: none` only those below do."
 )
+_ONLY: Final = "Only the rules that are listed here run. With `rules: all` the others do as well."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +40,17 @@ def as_yaml(
     *,
     source: str,
     only: bool,
+    left_out: Sequence[str] = (),
 ) -> str:
-    """The file."""
+    """The file; `left_out`: of `capture`, in words."""
     lines = [f"# Made from {_plain(source)} by `tocsin convert sagemaker`.", "version: 1"]
-    lines += ["", *_comment(_OTHERS, ""), "defaults:", f"  rules: {'none' if only else 'all'}"]
+    lines += ["", *_comment(_ONLY if only else _OTHERS, ""), "defaults:", f"  rules: {'none' if only else 'all'}"]
     if receivers:
         lines += ["", "receivers:"]
         lines += [f"  {name}: {in_yaml(options)}" for name, options in receivers.items()]
-    if capture:
-        lines += ["", "capture:", *_block(capture, "  ")]
+    if capture or left_out:
+        comments = [line for text in left_out for line in _comment(f"not converted: {text}", "")]
+        lines += ["", *comments, *(["capture:"] if capture else ()), *_block(capture, "  ")]
     rules = [entry for entry in entries if entry.name]
     lines += ["", "rules:" if rules else "rules: []"]
     for entry in entries:

@@ -321,6 +321,7 @@ def test_a_report_becomes_the_rules_of_which_it_says_something() -> None:
         ("cpubottleneck", {}),
     ]
     assert said(done) == ["X_y belongs to no rule of the report"]
+    assert "#   not converted: X_y belongs to no rule of the report\n" in done.text
     assert config.capture.system.interval.total_seconds() == 1
 
 
@@ -355,11 +356,16 @@ def test_a_whole_request_with_its_hook() -> None:
     assert evaluations != "off"
     assert evaluations.every == 5
     assert said(done) == [
+        "S3OutputPath of the hook is left out: records go to the bus and the store",
         "save_interval of the hook is left out",
         "all tensors of activations are captured, whatever their names",
         "gradients are captured in training only",
         "there is no collection like 'mine'",
     ]
+    for message in said(done):
+        assert f"# not converted: {message}\n" in done.text
+    assert "Only the rules that are listed here run." in done.text
+    assert "run as well" not in done.text
 
 
 # -- bad input
