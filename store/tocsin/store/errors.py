@@ -31,8 +31,9 @@ class NotCaptured(StoreError):
 
     def __init__(self, what: str, name: str, captured: Iterable[str]) -> None:
         names = list(captured)
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        # What has the very name is of another rank or mode.
+        near = [] if name in names else difflib.get_close_matches(name, names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
         listed = ", ".join(names[:_SHOWN]) + more if names else "nothing"
         super().__init__(f"no {what} {name!r} was captured{hint} Captured: {listed}")

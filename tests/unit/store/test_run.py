@@ -130,8 +130,10 @@ def test_what_is_not_there_names_what_is(run: Run) -> None:
         run.series("los")
     with pytest.raises(NotCaptured, match="Captured: gradients, updates"):
         run.tensors(collection="weights")
-    with pytest.raises(NotCaptured, match="statistic of gradients of rank 1"):
+    with pytest.raises(NotCaptured, match="statistic of gradients of rank 1") as other_rank:
         run.matrix("gradients", "l2", rank=1)
+    assert "did you mean" not in str(other_rank.value), "the name is right"
+    assert " was captured. Captured: " in str(other_rank.value)
     with pytest.raises(NotCaptured, match="Captured: node"):
         run.system("other")
 

@@ -97,7 +97,7 @@ async def read_series(request: Request[ReadSeries]) -> Facts:
         raise ProblemError(
             "wrong_request",
             "expected one of: name, for a scalar; tensor, with its statistic; "
-            "`captured` and `tensors` list them",
+            "what was captured of the run lists both",
         )
 
     def read(run: Run) -> RunSeries:

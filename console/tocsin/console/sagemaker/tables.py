@@ -63,6 +63,10 @@ def _gone(name: str, default: str, note: str) -> OldParameter:
 _FIXED: Final = "the rule reads its collection, whatever the names of its tensors"
 _BY_TYPE: Final = "modules are known by their type"
 _SCAN: Final = "records are read as they come"
+_ONE_LOSS: Final = "the loss is the one that backward() is called on"
+_ALL_COMPARED: Final = "all that both runs captured is compared"
+_LABELS: Final = "the labels are those that the loss is given"
+_PREDICTIONS: Final = "the predictions are those that the loss is given"
 
 _SELECTION: Final = (
     OldParameter("collection_names", "", "tensors", "tensors", "as `COLLECTION/*`"),
@@ -126,16 +130,16 @@ RULES: Final[Sequence[OldRule]] = (
             _same("threshold_misprediction", "0.7"),
             _same("samples", "500", "whole"),
             _gone("argmax", "False", "predictions are counted where the loss is computed"),
-            _gone("labels_regex", ".*labels", "the labels are those that the loss is given"),
-            _gone("predictions_regex", ".*predictions", "as are the predictions"),
+            _gone("labels_regex", ".*labels", _LABELS),
+            _gone("predictions_regex", ".*predictions", _PREDICTIONS),
         ),
     ),
     OldRule(
         "LossNotDecreasing",
         (
-            _gone("collection_names", "", "the loss is the one that backward() is called on"),
-            _gone("tensor_regex", "", "the same"),
-            _gone("use_losses_collection", "True", "the same"),
+            _gone("collection_names", "", _ONE_LOSS),
+            _gone("tensor_regex", "", _ONE_LOSS),
+            _gone("use_losses_collection", "True", _ONE_LOSS),
             _same("num_steps", "10", "whole"),
             _same("diff_percent", "0.1"),
             _same("increase_threshold_percent", "5"),
@@ -163,8 +167,8 @@ RULES: Final[Sequence[OldRule]] = (
         "SimilarAcrossRuns",
         (
             OldParameter("other_trials", "", "other_run", "run", "the id of a run on the bus"),
-            _gone("collection_names", "", "all that both runs captured is compared"),
-            _gone("tensor_regex", "", "the same"),
+            _gone("collection_names", "", _ALL_COMPARED),
+            _gone("tensor_regex", "", _ALL_COMPARED),
         ),
         note="It fires where tensors differ, there as here.",
     ),
@@ -210,10 +214,10 @@ RULES: Final[Sequence[OldRule]] = (
         "Confusion",
         (
             _same("category_no", "", "whole"),
-            _gone("labels", "labels", "the labels are those that the loss is given"),
-            _gone("predictions", "predictions", "as are the predictions"),
-            _gone("labels_collection", "labels", "the same"),
-            _gone("predictions_collection", "predictions", "the same"),
+            _gone("labels", "labels", _LABELS),
+            _gone("predictions", "predictions", _PREDICTIONS),
+            _gone("labels_collection", "labels", _LABELS),
+            _gone("predictions_collection", "predictions", _PREDICTIONS),
             _same("min_diag", "0.9"),
             _same("max_off_diag", "0.1"),
         ),

@@ -44,7 +44,12 @@ def as_yaml(
 ) -> str:
     """The file; `left_out`: of `capture`, in words."""
     lines = [f"# Made from {_plain(source)} by `tocsin convert sagemaker`.", "version: 1"]
-    lines += ["", *_comment(_ONLY if only else _OTHERS, ""), "defaults:", f"  rules: {'none' if only else 'all'}"]
+    lines += [
+        "",
+        *_comment(_ONLY if only else _OTHERS, ""),
+        "defaults:",
+        f"  rules: {'none' if only else 'all'}",
+    ]
     if receivers:
         lines += ["", "receivers:"]
         lines += [f"  {name}: {in_yaml(options)}" for name, options in receivers.items()]

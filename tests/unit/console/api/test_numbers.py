@@ -182,6 +182,15 @@ def test_what_was_not_captured_is_told_with_what_was(
     assert told in ask.refused(name, "run-1", **given)
 
 
+def test_a_question_that_names_no_series_is_answered_without_names_of_operations(
+    ask: Asking,
+) -> None:
+    # An agent reads it, too, whose tools have other names.
+    told = ask.refused("read_series", "run-1")
+    assert "expected one of: name, for a scalar; tensor, with its statistic" in told
+    assert "`" not in told
+
+
 def test_a_run_is_opened_once_for_many_questions(ask: Asking) -> None:
     ask("get_captured", "run-1")
     before = len(ask.opened)

@@ -65,6 +65,11 @@ def test_the_page_is_current(tmp_path: Path) -> None:
     assert (tmp_path / file).read_text() == page()
 
 
+def test_each_note_is_understood_by_itself() -> None:
+    notes = {one.note for old in RULES for one in old.parameters}
+    assert [note for note in notes if note == "the same" or note.startswith("as are ")] == []
+
+
 def test_every_alias_is_in_the_tables() -> None:
     assert set(CATALOGUE.aliases()) <= set(BY_NAME)
     assert all(f"| `{rule.name}` | " in page() for rule in RULES)
