@@ -398,6 +398,12 @@ def test_who_gets_a_link() -> None:
     link = read_link(url.removeprefix(URL + PATH), TrustedKeys([key.public]), NOW_MS)
     assert (link.verb, link.person, link.issue_id) == ("open", "ml-mail", issue().issue_id)
     assert link.until_ms - NOW_MS == LASTS.total_seconds() * 1000
+    week_later = NOW_MS + 7 * 86_400_000
+    redriven = entry.model_copy(update={"redrives": 1, "redriven_ms": week_later})
+    url_then = links.url(redriven)
+    assert url_then == links.url(redriven.model_copy(update={"attempts": 3}))
+    link = read_link(url_then.removeprefix(URL + PATH), TrustedKeys([key.public]), week_later)
+    assert link.until_ms - week_later == LASTS.total_seconds() * 1000
     assert links.url(entry.model_copy(update={"issue_state": "resolved"})) == ""
     assert links.url(entry.model_copy(update={"occasion": DRILL})) == ""
     assert AnswerLinks(None, key).url(entry) == ""

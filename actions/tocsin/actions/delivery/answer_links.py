@@ -48,6 +48,8 @@ class AnswerLinks:
             incarnation=delivery.incarnation,
             issue_id=delivery.issue_id,
             person=delivery.action,
-            until_ms=delivery.created_ms + LASTS // timedelta(milliseconds=1),
+            # What is redriven after days is new to its readers.
+            until_ms=(delivery.redriven_ms or delivery.created_ms)
+            + LASTS // timedelta(milliseconds=1),
         )
         return f"{self.public_url}{PATH}{link.token(self.key)}"

@@ -98,6 +98,7 @@ def next_repeat(before: Delivery, now_ms: int, known: Callable[[str], bool]) -> 
             "sent_as": None,
             "suspended_until_ms": None,
             "redrives": 0,
+            "redriven_ms": None,
             "handle": None,
         }
     )

@@ -140,6 +140,7 @@ def redriven(
             "state": "pending",
             "reason": clip(f"to be sent once more, requested by {by}"),
             "redrives": redrives + 1,
+            "redriven_ms": now_ms,
             "attempts": 0,
             "updated_ms": max(now_ms, letter.updated_ms),
             "next_attempt_ms": now_ms,

@@ -200,6 +200,9 @@ class Delivery(Data):
     redrives: Whole = Field(
         default=0, description="how many times a person has requested it again after it had failed"
     )
+    redriven_ms: Millis | None = Field(
+        default=None, description="when a person has requested it again; None: nobody has"
+    )
     suspended_until_ms: Millis | None = Field(
         default=None, description="deliveries to its failing receiver are paused until then"
     )

@@ -37,6 +37,7 @@ def test_it_keeps_its_id_and_has_its_time_anew() -> None:
     assert isinstance(entry, Delivery)
     assert (entry.delivery_id, entry.key) == (FAILED.delivery_id, FAILED.key)
     assert (entry.state, entry.redrives, entry.attempts) == ("pending", 2, 0)
+    assert entry.redriven_ms == LATER_MS
     assert (entry.next_attempt_ms, entry.give_up_ms) == (LATER_MS, LATER_MS + 60_000)
     assert (entry.event, entry.reason) == (
         {"a": 1},
