@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -90,8 +91,10 @@ def main() -> None:
     """The console script. Errors of the user are sentences, not tracebacks."""
     for stream in (sys.stdout, sys.stderr):
         # Where the locale is not UTF-8, "≥" is "?", not the end of the command.
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() != "utf-8":
+            # Of a stream that cannot tell its place Python changes nothing.
+            with contextlib.suppress(OSError):
+                stream.reconfigure(errors="replace")
     try:
         app(prog_name="tocsin")
     except (ConfigurationError, BusError, StoreError) as error:
