@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import math
 import time
 from collections import OrderedDict
@@ -22,6 +23,8 @@ from tocsin.console.watch.state import WatchedRun
 
 if TYPE_CHECKING:
     from tocsin.store import Run
+
+logger = logging.getLogger(__name__)
 
 POINTS: Final = 60
 KEPT: Final = 2_000
@@ -77,12 +80,20 @@ class Sparks:
             while self._wanted:
                 key = self._wanted.pop(0)
                 started_s = time.monotonic()
-                self._known[key] = await asyncio.to_thread(self._read, key.run_id)
+                self._known[key] = await self._try_to_read(key.run_id)
                 while len(self._known) > KEPT:
                     self._known.popitem(last=False)
                 if self._known[key]:
                     self._changed()
                 await asyncio.sleep(_PAUSES * (time.monotonic() - started_s))
+
+    async def _try_to_read(self, run_id: str) -> Values:
+        """One run that cannot be read must not end the page, nor be read again and again."""
+        try:
+            return await asyncio.to_thread(self._read, run_id)
+        except Exception:
+            logger.exception("loss not read", extra={"action": "render", "run_id": run_id})
+            return ()
 
     def _read(self, run_id: str) -> Values:
         return self._numbers.glance(run_id, _loss_of)
