@@ -29,7 +29,7 @@ from tocsin.store import NotCaptured, UnknownRun
 from tocsin.store.errors import StoreError
 
 if TYPE_CHECKING:
-    from tocsin.store import Run
+    from tocsin.store import Run, Series
     from tocsin.store.catalog import Store
 
 T = TypeVar("T")
@@ -130,30 +130,28 @@ def _readable(store: Store | None) -> Store | None:
     return store
 
 
-def rank_with(run: Run | None, column: str, mode: Mode = "train") -> int:
-    """The lowest rank that has a scalar: of a pipeline only the last stage has the loss. 0 if none
-    has it.
+def series_of(
+    run: Run | None, column: str, mode: Mode = "train", rank: int | None = None
+) -> tuple[int, Series] | None:
+    """A scalar and the rank that it is of; None: it was not captured. Without a rank of the lowest
+    one that has it: of a pipeline only the last stage has the loss.
     """
-    if run is not None and column in run.scalars(mode):
-        for rank in run.ranks():
-            with suppress(NotCaptured):
-                run.series(column, mode, rank)
-                return rank
-    return 0
+    if run is None or (rank is None and column not in run.scalars(mode)):
+        return None
+    for one in run.ranks() if rank is None else (rank,):
+        with suppress(NotCaptured):
+            return one, run.series(column, mode, one)
+    return None
 
 
 def line_of(
     run: Run | None, column: str, name: str, mode: Mode = "train", rank: int | None = None
 ) -> Line | None:
-    """A scalar as a line of a chart; None: it was not captured. Without a rank that of the lowest
-    one that has it, which is named unless it is 0."""
-    if run is None:
+    """The same as a line of a chart. A rank that was not asked for is named unless it is 0."""
+    found = series_of(run, column, mode, rank)
+    if found is None:
         return None
-    shown = rank_with(run, column, mode) if rank is None else rank
-    try:
-        series = run.series(column, mode, shown)
-    except NotCaptured:
-        return None
+    shown, series = found
     if rank is None and shown:
         name = f"{name} (rank {shown})"
     return Line(name, series.steps.astype(np.float64), series.values)

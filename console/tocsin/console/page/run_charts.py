@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from tocsin.console.charts import Bar, Line, Mark, line_chart, share_bar, stacked_chart
-from tocsin.console.page.numbers import line_of, rank_with, scalars_of
+from tocsin.console.page.numbers import line_of, scalars_of, series_of
 from tocsin.console.views.goodput import NAMES
 from tocsin.schemas.records.goodput import PARTS, Goodput
 
@@ -73,21 +73,22 @@ def run_charts(
 
 def phases_chart(run: Run | None, marks: Sequence[Mark]) -> str:
     """Where the time of each step went, stacked; empty if it was not captured."""
-    rank = rank_with(run, "step_time_s")
-    whole = line_of(run, "step_time_s", "step", rank=rank)
-    if whole is None:
+    found = series_of(run, "step_time_s")
+    if found is None:
         return ""
-    known = np.zeros(len(whole.x))
+    rank, whole = found
+    places = whole.steps.astype(np.float64)
+    known = np.zeros(len(places))
     parts = []
     for column, text in _PHASES.items():
         line = line_of(run, column, text, rank=rank)
         if line is None:
             continue
-        y = aligned(line, whole.x)
+        y = aligned(line, places)
         known += y
-        parts.append(Line(text, whole.x, y))
-    rest = np.maximum(np.where(np.isfinite(whole.y), whole.y, 0.0) - known, 0.0)
-    parts.append(Line("other", whole.x, rest))
+        parts.append(Line(text, places, y))
+    rest = np.maximum(np.where(np.isfinite(whole.values), whole.values, 0.0) - known, 0.0)
+    parts.append(Line("other", places, rest))
     return stacked_chart(
         parts, title="Time of a step", unit="s", marks=marks, width=WIDTH, height=HEIGHT + 30,
         heading=False,

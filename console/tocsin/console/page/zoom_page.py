@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from tocsin.console.charts import Line, decimate
-from tocsin.console.page.numbers import line_of, rank_with, scalars_of
+from tocsin.console.page.numbers import scalars_of, series_of
 from tocsin.console.page.templating import Content
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.text import plain_line
@@ -28,7 +28,7 @@ def zoom_content(
 ) -> Content:
     """The page: the choice of scalar and rank, and a place for the plot. Without a rank it is the
     lowest one that has the scalar."""
-    shown = rank_with(run, name) if rank is None else rank
+    found = series_of(run, name, rank=rank)
     names = [one for one in scalars_of(run) if search.lower() in one.lower()]
     return Content(
         "zoom",
@@ -38,9 +38,9 @@ def zoom_content(
             "names": names[:LISTED],
             "more": max(0, len(names) - LISTED),
             "name": name,
-            "known": line_of(run, name, name, rank=shown) is not None,
+            "known": found is not None,
             "search": search,
-            "rank": shown,
+            "rank": rank or 0 if found is None else found[0],
             "ranks": [] if run is None else list(run.ranks()),
         },
     )
