@@ -23,6 +23,7 @@ import yaml
 from tocsin.schemas.configuration.document import Document, load
 from tocsin.schemas.configuration.problems import ConfigProblems
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.whole_file import whole_file
 
 _INDENT: Final = 2
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -99,19 +100,16 @@ def rewrite(path: Path, text: str) -> None:
     Raises:
         ConfigurationError: the file cannot be written.
     """
-    target = path.resolve()
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        facts = target.stat()
-        # Nobody else may read it before it has the owner of the file.
-        with open(draft, "w", encoding="utf-8", opener=_private) as file:
-            file.write(text)
-        with suppress(PermissionError):
-            os.chown(draft, facts.st_uid, facts.st_gid)
-        shutil.copymode(target, draft)
-        draft.replace(target)
+        facts = path.stat()
+        with whole_file(path) as draft:
+            # Nobody else may read it before it has the owner of the file.
+            with open(draft, "w", encoding="utf-8", opener=_private) as file:
+                file.write(text)
+            with suppress(PermissionError):
+                os.chown(draft, facts.st_uid, facts.st_gid)
+            shutil.copymode(path, draft)
     except OSError as err:
-        draft.unlink(missing_ok=True)
         raise ConfigurationError(f"cannot write {str(path)!r}: {err.strerror or err}") from err
 
 
