@@ -102,9 +102,7 @@ class ActionsReload:
 
 
 class ArchiveReload:
-    """Takes over how much the store keeps. What else is said of the store waits for the next
-    start.
-    """
+    """Takes over how much the store keeps. Other settings of the store wait for the next start."""
 
     def __init__(self, upkeep: Upkeep, context: CommandContext) -> None:
         self._upkeep = upkeep
@@ -115,17 +113,17 @@ class ArchiveReload:
         from tocsin.store.configured import keep_of
 
         store = context.settings.store
-        others = store.model_copy(update={"keep": None})
 
         async def take_over() -> None:
-            if others != self._store.model_copy(update={"keep": None}):
+            in_use = self._store.model_copy(update={"keep": store.keep})
+            if in_use != store:
                 logger.warning(
                     "the section 'store' has changed: but for `keep`, that takes effect at the "
                     "next start of the worker",
                     extra={"action": "reload"},
                 )
-            if store.keep != self._store.keep:
-                self._upkeep.use(keep_of(self._store.model_copy(update={"keep": store.keep})))
+            if in_use != self._store:
+                self._upkeep.use(keep_of(in_use))
             self._store = store
 
         return take_over
@@ -137,7 +135,7 @@ class ConfigurationWatch:
     Args:
         context: as the process was started with.
         prepare: of each service of the process.
-        bus: where a refusal is told; None: the process may not write there.
+        bus: gets the record of a refusal; None: the process may not write to it.
         service: names the process, for the bus and metrics.
         was_here: whether an earlier process of this name may have left a refusal on the bus.
     """
