@@ -42,8 +42,10 @@ def write_report(report: Report, path: Path | None, form: ReportFormat) -> Path 
     if path is None or path in STDOUTS:
         if form is ReportFormat.HTML and isinstance(sys.stdout, io.TextIOWrapper):
             # The page says itself that it is UTF-8, whatever the locale is.
-            sys.stdout.reconfigure(encoding="utf-8")
-        sys.stdout.write(text)
+            sys.stdout.flush()
+            sys.stdout.buffer.write(text.encode())
+        else:
+            sys.stdout.write(text)
         return None
     try:
         with whole_file(path) as draft:
