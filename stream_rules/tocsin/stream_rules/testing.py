@@ -252,8 +252,9 @@ class RunBuilder:
         role: Role = "trainer",
         optimizers: int = 1,
         environment: bool = False,
+        node: str = "",
     ) -> None:
-        """Append the start of a rank, or of the launcher."""
+        """Append the start of a rank on a node, or of the launcher."""
         self.event(
             RunStarted(
                 run_id=self.run_id,
@@ -266,6 +267,7 @@ class RunBuilder:
                 optimizers=optimizers,
                 collections=("gradients", "weights"),
                 environment=environment,
+                node=node,
             ),
             rank=rank,
             role=role,

@@ -12,7 +12,7 @@ import pytest
 from fixtures.runs.recorded import recorded
 from support.records.node_samples import restarted, sagemaker
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.schemas.records.runs import DataLoaderSeen, RunStarted
+from tocsin.schemas.records.runs import DataLoaderSeen
 from tocsin.stream_rules.engine.configured_rules import RuleSpec
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
 
@@ -140,17 +140,7 @@ def ranks(count: int, *, node_cores: float | None, **loader: Any) -> RunBuilder:
     """Ranks of one node with so many cores, of which rank 0 may use eight."""
     made = RunBuilder(world_size=count)
     for rank in range(count):
-        made.event(
-            RunStarted(
-                run_id=made.run_id,
-                incarnation=made.incarnation,
-                rank=rank,
-                world_size=count,
-                job_id="job",
-                node="node",
-            ),
-            rank=rank,
-        )
+        made.started(rank=rank, node="node")
     if node_cores is not None:
         made.system({"cpu.cores": node_cores})
     made.records += run(loader.pop("wait_s", 0.0), **loader).records[1:]

@@ -13,7 +13,6 @@ import pytest
 
 from support.records.node_samples import restarted
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.schemas.records.runs import RunStarted
 from tocsin.stream_rules.testing import RunBuilder, assert_fires, issues_of, only
 
 RULE = only("straggler_rank")
@@ -79,17 +78,7 @@ def run(
 def _started(ranks: int) -> RunBuilder:
     made = RunBuilder(world_size=ranks)
     for rank in range(ranks):
-        made.event(
-            RunStarted(
-                run_id=made.run_id,
-                incarnation=made.incarnation,
-                rank=rank,
-                world_size=ranks,
-                job_id="job",
-                node=f"node-{rank // 2}",
-            ),
-            rank=rank,
-        )
+        made.started(rank=rank, node=f"node-{rank // 2}")
     return made
 
 
