@@ -23,6 +23,7 @@ from tocsin.schemas.records.issues import Severity
 from tocsin.schemas.records.runs import RunData
 from tocsin.stream_rules.outcomes import Moment, Outcomes
 from tocsin.stream_rules.reading.state_codec import dump_state, load_state
+from tocsin.stream_rules.reading.tensor_rows import reset_ranks
 
 if TYPE_CHECKING:
     from tocsin.stream_rules.reading.other_runs import References
@@ -266,6 +267,16 @@ class Rule(ABC, Generic[P, S]):
             MalformedRecord: the bytes are not such a snapshot.
         """
         self.state = load_state(self.state_type, payload)
+
+    def restore_for_another_part(self, payload: bytes) -> None:
+        """Set the state from a snapshot of the instance that reads another part of the model: as
+        `restore`, but which rank it reads is open.
+
+        Raises:
+            MalformedRecord: the bytes are not such a snapshot.
+        """
+        self.restore(payload)
+        reset_ranks(self.state)
 
     def migrate(self, payload: bytes, version: int) -> None:
         """Set the state from a snapshot of another version of the rule, after an upgrade or while

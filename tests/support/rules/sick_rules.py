@@ -10,10 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tocsin.schemas.records.frames import StepFrame
+from tocsin.schemas.records.frames import StepFrame, TensorFrame
 from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Moment, Outcome
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
+from tocsin.stream_rules.reading.tensor_rows import doubles
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
+from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
 
 _KEPT: list[bytearray] = []
 
@@ -64,6 +66,41 @@ class HighLoss(Rule[HighLossParams, HighLossState]):
                 )
             else:
                 yield Clear(step)
+
+
+class LargeRowParams(Params):
+    """Parameters of `large_row`."""
+
+    limit: float = 10.0
+    """A value above it is large."""
+
+
+class LargeRow(TensorRowRule[LargeRowParams, RowState]):
+    """A weight has a large value; where ranks have parts of the model, each part is read."""
+
+    meta = RuleMeta(
+        name="large_row",
+        version=1,
+        family="numerical",
+        meaning="A weight has a large value.",
+        severity="warning",
+        inputs=(tensors("weights"),),
+        remedy="Lower it.",
+        params=LargeRowParams,
+        resolve_after_steps=0,
+    )
+    state_type = RowState
+    columns = ("absmax",)
+
+    def reads(self, frame: TensorFrame) -> bool:
+        return not any(row.startswith("skipped") for row in frame.rows)
+
+    def on_table(self, table: TensorFrame, at: Moment) -> Iterable[Outcome]:
+        size = doubles(table, "absmax")
+        rows = [i for i, value in enumerate(size) if value > self.params.limit]
+        if rows:
+            reason = f"{table.rows[rows[0]]} has a value of {size[rows[0]]:g}"
+            yield self.row_finding(table, rows, reason=reason, first_step=table.step)
 
 
 How = Literal[

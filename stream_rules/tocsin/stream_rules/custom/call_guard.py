@@ -183,6 +183,10 @@ class Guarded(Rule[Params, None]):
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Iterable[Outcome]:
         return self._outcomes(lambda rule: rule.on_tensors(frame, at))
 
+    def reads(self, frame: TensorFrame) -> bool:
+        rule = self._made()
+        return self._guard.call(self._names, lambda: rule.reads(frame))
+
     def on_system(self, frame: SystemFrame, at: Moment) -> Iterable[Outcome]:
         return self._outcomes(lambda rule: rule.on_system(frame, at))
 
@@ -210,18 +214,18 @@ class Guarded(Rule[Params, None]):
         return self._guard.call(self._names, rule.snapshot)
 
     def restore(self, payload: bytes) -> None:
-        try:
-            rule = self._made()
-            self._guard.call(self._names, lambda: rule.restore(payload))
-        except MalformedRecord:
-            raise
-        except Exception as error:
-            self._failed = error
+        self._set_state(lambda rule: rule.restore(payload))
+
+    def restore_for_another_part(self, payload: bytes) -> None:
+        self._set_state(lambda rule: rule.restore_for_another_part(payload))
 
     def migrate(self, payload: bytes, version: int) -> None:
+        self._set_state(lambda rule: rule.migrate(payload, version))
+
+    def _set_state(self, method: Callable[[AnyRule], None]) -> None:
         try:
             rule = self._made()
-            self._guard.call(self._names, lambda: rule.migrate(payload, version))
+            self._guard.call(self._names, lambda: method(rule))
         except MalformedRecord:
             raise
         except Exception as error:

@@ -23,7 +23,6 @@ from tocsin.stream_rules.engine.rule_times import RuleTimes
 from tocsin.stream_rules.outcomes import Finding, Holds, Moment, Outcome
 from tocsin.stream_rules.reading.restarts import Fault
 from tocsin.stream_rules.reading.state_codec import dump_state, load_state
-from tocsin.stream_rules.reading.tensor_rows import reset_ranks
 from tocsin.stream_rules.rule import AnyRule, Rule
 from tocsin.stream_rules.rules.about_rules.rule_failed import RuleFailed
 
@@ -263,8 +262,7 @@ class Instance:
             shell.part = part
             return self.rule
         copy = self._copies[part] = self.spec.build()
-        copy.restore(self.rule.snapshot())
-        reset_ranks(copy.state)
+        copy.restore_for_another_part(self.rule.snapshot())
         return copy
 
     def _together(

@@ -104,6 +104,24 @@ def test_what_is_found_is_what_a_replay_finds() -> None:
     assert live
 
 
+def test_a_rule_on_tensors_reads_each_part_of_a_model_that_ranks_share() -> None:
+    run = RunBuilder(world_size=2)
+    for rank in (0, 1):
+        run.started(rank=rank)
+    for step in (0, 10, 20):
+        for rank, size in ((0, 1.0), (1, 1.0 if step < 20 else 99.0)):
+            run.steps([step], rank=rank, loss=1.0)
+            part = {"absmax": size}
+            run.tensors(step, "weights", [f"head@pp{rank}"], rank=rank, columns=part)
+            run.tensors(step, "weights", [f"skipped@pp{rank}"], rank=rank, columns={"absmax": 99.0})
+    with customs("{name: mine, use: FILE:LargeRow}") as c:
+        c.give(run.records)
+        c.settle()
+        c.service.snapshots(force=True)
+        assert c.failures() == {}
+        assert [(i.first_step, i.subject.name) for i in c.issues("mine")] == [(20, "head@pp1")]
+
+
 def test_the_built_in_rules_do_not_wait_for_one_that_loops() -> None:
     run = RunBuilder()
     run.started()
