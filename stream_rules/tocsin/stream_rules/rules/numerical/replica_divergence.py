@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Final
 
 import numpy as np
@@ -49,9 +50,6 @@ HOLD_MS: Final = 10_000
 KEPT: Final = 4
 """Steps that are compared at once: ranks may be that far apart."""
 
-MAX_VARIANTS: Final = 16
-"""Different sets of weights that are kept of a step; further ones count as the last."""
-
 _FLAT: Final = "_flat_param"
 """In the names of FSDP's first version, whose ranks have other parts under one name."""
 
@@ -62,28 +60,22 @@ class ReplicaDivergenceParams(Params):
 
 @dataclass(slots=True)
 class _Group:
-    """Replicas at one step: which variant of the weights each rank has."""
+    """Replicas at one step: which variant of the weights each rank has.
+
+    Attributes:
+        first: the checksums of the rank that came first, by row.
+        differ: by row, whether any two replicas differ in it.
+        variant: for each rank, a digest of its checksums.
+    """
 
     rows: list[str]
-    sums: list[StateArray] = field(default_factory=list)
-    variant: dict[int, int] = field(default_factory=dict)
+    first: StateArray
+    differ: StateArray
+    variant: dict[int, str] = field(default_factory=dict)
 
     def add(self, rank: int, sums: npt.NDArray[np.uint64]) -> None:
-        for i, known in enumerate(self.sums):
-            if np.array_equal(known, sums):
-                self.variant[rank] = i
-                return
-        if len(self.sums) < MAX_VARIANTS:
-            self.sums.append(sums)
-        self.variant[rank] = len(self.sums) - 1
-
-    def differing(self) -> npt.NDArray[np.bool_]:
-        """For each row, whether any two replicas differ in it."""
-        first = self.sums[0]
-        differ = np.zeros(len(self.rows), bool)
-        for other in self.sums[1:]:
-            differ |= first != other
-        return differ
+        self.differ = self.differ | (self.first != sums)
+        self.variant[rank] = blake2b(sums.tobytes(), digest_size=8).hexdigest()
 
     def diverging_ranks(self) -> list[int]:
         """Those that are not of the majority; none if there is no majority."""
@@ -125,7 +117,7 @@ class ReplicaDivergence(Rule[ReplicaDivergenceParams, _State]):
 
     meta = RuleMeta(
         name="replica_divergence",
-        version=1,
+        version=2,
         family="numerical",
         meaning="Replicas of a data-parallel training have different weights.",
         severity="critical",
@@ -163,13 +155,14 @@ class ReplicaDivergence(Rule[ReplicaDivergenceParams, _State]):
             state.checks = sorted([*state.checks, check], key=lambda c: c.step)
         # A summary in parts: each is compared with the same part.
         key = f"{rows[0]}|{rows[-1]}|{len(rows)}"
-        group = check.groups.setdefault(key, _Group(rows))
+        own = np.asarray(sums[kept], np.uint64)
+        group = check.groups.setdefault(key, _Group(rows, own, np.zeros(len(rows), bool)))
         if group.rows != rows or rank in group.variant:
             return
-        group.add(rank, np.asarray(sums[kept], np.uint64))
+        group.add(rank, own)
         if rank not in check.ranks and frame.part == frame.parts - 1:
             check.ranks.append(rank)
-        if check.differs_ms is None and len(group.sums) > 1:
+        if check.differs_ms is None and group.differ.any():
             check.differs_ms = at.now_ms
         if len(check.ranks) >= at.run.world_size:
             yield from self._decide_until(check.step)
@@ -203,8 +196,8 @@ class ReplicaDivergence(Rule[ReplicaDivergenceParams, _State]):
         unmoved: list[_Differing] = []
         never: list[_Group] = []
         for key, group in several.items():
-            differ = group.differing()
-            before, moved = self._history(key, group, differ)
+            differ = group.differ
+            before, moved = self._history(key, group)
             if (differ & moved).any():
                 diverged.append((group, differ & moved))
             if (differ & before & ~moved).any():
@@ -222,10 +215,10 @@ class ReplicaDivergence(Rule[ReplicaDivergenceParams, _State]):
             yield Clear(check.step, about=NEVER)
 
     def _history(
-        self, key: str, group: _Group, differ: npt.NDArray[np.bool_]
+        self, key: str, group: _Group
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """By row, with this check: whether it agreed at the first one, and when it had changed."""
-        state, sums = self.state, group.sums[0]
+        state, sums, differ = self.state, group.first, group.differ
         alike, last = state.alike.get(key), state.last.get(key)
         state.last[key] = sums
         if alike is None or last is None or not len(alike) == len(last) == len(differ):

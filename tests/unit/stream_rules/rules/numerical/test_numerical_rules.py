@@ -551,6 +551,25 @@ def test_of_two_nobody_knows_which_is_right() -> None:
     assert (issue.subject.name, issue.evidence.also) == ("body", ("head",))
 
 
+@pytest.mark.parametrize("agreeing", [31, 20, 2])
+def test_of_many_replicas_only_a_real_majority_names_the_others(agreeing: int) -> None:
+    ranks = range(40)
+    run = started(len(ranks))
+    sums(run, 0, dict.fromkeys(ranks, (1, 2, 3)))
+    sums(run, 100, dict.fromkeys(ranks, (3, 4, 5)))
+    # Those that came first have weights of their own, each of them.
+    own = len(ranks) - agreeing
+    sums(run, 200, {rank: (4, 5, 100 + min(rank, own)) for rank in ranks})
+    issue = fires(run.records, "replica_divergence", "diverged")
+    facts = {fact.name: fact.value for fact in issue.evidence.facts}
+    assert facts["different_weights"] == own + 1
+    if agreeing > len(ranks) / 2:
+        assert f"{own} ranks, first rank 0, have other weights than the majority" in issue.reason
+    else:
+        assert issue.subject.kind == "tensor"
+        assert "have different weights" in issue.reason
+
+
 def test_replicas_that_come_together_again() -> None:
     run = started(2)
     sums(run, 0, dict.fromkeys((0, 1), (1, 2, 3)))
