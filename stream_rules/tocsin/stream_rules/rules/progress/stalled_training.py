@@ -6,6 +6,9 @@ but heartbeats still arrive. Without heartbeats, another rule applies, `telemetr
 are unknown then. The rule does not fire before the first step, while data may still be prepared,
 nor after a rank has exited its loop for a stop: it may be saving, and makes no further step.
 
+After the last planned step, as the framework or `run.plan` reports it, none has to follow: a final
+evaluation or an upload may take this long. It is an info, then.
+
 After a gap in the heartbeats, a job that was suspended needs a moment for its next step. It gets
 five median steps, and at least two heartbeats.
 
@@ -24,6 +27,7 @@ from pydantic import Field
 from tocsin.schemas.configuration.values import Duration
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Series, Subject
+from tocsin.schemas.records.program_facts import TrainingPlanned
 from tocsin.schemas.records.runs import Heartbeat, PhaseMark, RunData
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event, scalar
@@ -54,6 +58,8 @@ class _State:
     checked_ms: int = 0
     open: bool = False
     over: bool = False
+    total_steps: int | None = None
+    done_steps: int = 0
     forward_calls: dict[int, int] = field(default_factory=dict)
     steps: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -68,14 +74,20 @@ class StalledTraining(Rule[StalledTrainingParams, _State]):
         family="progress",
         meaning="The training process is alive but has made no step for a long time.",
         severity="critical",
-        inputs=(event(Heartbeat), event(PhaseMark), scalar("*", mode=None)),
+        inputs=(
+            event(Heartbeat),
+            event(PhaseMark),
+            event(TrainingPlanned, optional=True),
+            scalar("*", mode=None),
+        ),
         remedy="Check where the ranks are (py-spy dump --pid PID): a data loader that waits, a "
         "collective that one rank has not joined, or a file system that hangs.",
         alias="StalledTrainingRule",
         params=StalledTrainingParams,
         presets={"sagemaker": {"threshold": "30m"}},
         does_not_see="A training that hangs before its first step: `max_initialization_time` "
-        "covers it. Steps that change nothing count as progress.",
+        "covers it. Steps that change nothing count as progress. That a training has made its last "
+        "step, unless its framework or `run.plan` reports how many are planned.",
         resolve_after_steps=0,
     )
     state_type = _State
@@ -106,10 +118,19 @@ class StalledTraining(Rule[StalledTrainingParams, _State]):
     def on_event(self, data: RunData, at: Moment) -> Outcomes:
         if at.run.ended or at.run.leaving:
             self.state.over = True
+        elif isinstance(data, TrainingPlanned):
+            self._plan(data)
         elif isinstance(data, PhaseMark):
             yield from self._progress(at)
         elif isinstance(data, Heartbeat) and data.role == "trainer":
             yield from self._heartbeat(data, at)
+
+    def _plan(self, data: TrainingPlanned) -> None:
+        state = self.state
+        if data.total_steps is not None:
+            state.total_steps = data.total_steps
+        if data.done_steps is not None:
+            state.done_steps = data.done_steps
 
     def on_timer(self, at: Moment) -> Outcomes:
         self.state.checked_ms = at.now_ms
@@ -178,11 +199,16 @@ class StalledTraining(Rule[StalledTrainingParams, _State]):
         behind = min(
             last, key=lambda rank: (-1 if last[rank] is None else last[rank], rank), default=0
         )
-        step = last.get(behind)
+        step, total = last.get(behind), state.total_steps
+        done = total is not None and state.done_steps + state.last_step + 1 >= total
+        after = f"step {state.last_step}" + (
+            f", the last of {total:,} planned ones" if done else ""
+        )
         return Finding(
             subject=Subject(kind="run", name=at.run.run_id),
-            reason=f"no step for {silent_s:,.0f} s after step {state.last_step}, while rank "
-            f"{behind} still sends heartbeats",
+            severity="info" if done else None,
+            reason=f"no step for {silent_s:,.0f} s after {after}, while rank {behind} still sends "
+            "heartbeats",
             first_step=state.last_step + 1,
             first_rank=behind,
             episode=f"{state.progress_boot}/{state.progress_seq}",
