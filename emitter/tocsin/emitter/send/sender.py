@@ -194,6 +194,10 @@ class Sender:
                 continue
         return False
 
+    def end_heartbeats(self) -> None:
+        """Send no more of them: the rank has ended."""
+        self._heartbeat = None
+
     def close(self, timeout_s: float = FLUSH_S) -> bool:
         """Flush, then end the thread and close the bus. Waits for at most `timeout_s` and 2 s;
         whether all was acknowledged. Raises as `flush` does.
@@ -430,12 +434,12 @@ class Sender:
         self.publish(CaptureDegraded(**who, probe=clip(probe, 100), reason=reason))
 
     async def _beat(self) -> None:
-        if self._heartbeat is None:
-            return
-        while True:
+        while (heartbeat := self._heartbeat) is not None:
             await asyncio.sleep(self._heartbeat_s)
+            if self._heartbeat is None:
+                return
             try:
-                self.publish(self._heartbeat())
+                self.publish(heartbeat())
             # An emitter hook's isolation: it reads what the training thread changes meanwhile, and
             # one that is left out does no harm; all of them would look like a dead rank.
             except Exception:

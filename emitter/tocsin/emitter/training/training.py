@@ -326,6 +326,7 @@ class Training:
         self.isolation.run("end of stop", exit_points.finished)
         if self.left:
             outcome = "stopped"
+        self.sender.end_heartbeats()
         self.emit(
             RunEnded(
                 **self.who,

@@ -261,7 +261,12 @@ def test_heartbeats_go_on_by_themselves(tmp_path: Path) -> None:
     )
     sender.start()
     wait_until(lambda: sender.records >= 3)
+    sender.end_heartbeats()
+    assert sender.flush(10.0)
+    sent = sender.records
+    time.sleep(0.1)
     assert sender.close(10.0)
+    assert sender.records == sent
     assert len(said(tmp_path).of(Heartbeat)) >= 3
 
 

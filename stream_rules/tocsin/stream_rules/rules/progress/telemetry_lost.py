@@ -48,6 +48,8 @@ class _Heard:
 class _State:
     heard: dict[int, _Heard] = field(default_factory=dict)
     lost: list[int] = field(default_factory=list)
+    ended: set[int] = field(default_factory=set)
+    """Ranks that have ended: a heartbeat may come after it, and no other has to follow."""
     over: bool = False
     check_ms: int | None = None
 
@@ -96,7 +98,10 @@ class TelemetryLost(Rule[TelemetryLostParams, _State]):
             return ()
         if isinstance(data, RunEnded):
             self.state.heard.pop(data.rank, None)
+            self.state.ended.add(data.rank)
             return self._back(data.rank)
+        if isinstance(data, RunStarted):
+            self.state.ended.discard(data.rank)
         return self._receive(data.rank, at)
 
     def on_timer(self, at: Moment) -> Outcomes:
@@ -114,6 +119,8 @@ class TelemetryLost(Rule[TelemetryLostParams, _State]):
 
     def _receive(self, rank: int, at: Moment) -> Outcomes:
         state = self.state
+        if rank in state.ended:
+            return ()
         heard = state.heard.get(rank)
         if heard is None:
             heard = _Heard(at.now_ms, at.boot, at.seq, at.run.heartbeat_ms(rank))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
+
+from tocsin.schemas.records.program_facts import TrainingPlanned
 from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.records.stops.commands import StopLeft
 from tocsin.stream_rules.engine.configured_rules import rule_specs
@@ -96,6 +99,21 @@ def test_a_phase_that_goes_on_is_progress() -> None:
     assert_quiet(run.records, specs=STALLED)
 
 
+@pytest.mark.parametrize(("done", "severity"), [(50, "info"), (49, "critical"), (None, "critical")])
+def test_after_the_last_planned_step_none_has_to_follow(done: int | None, severity: str) -> None:
+    run = training()
+    if done is not None:
+        run.event(
+            TrainingPlanned(
+                run_id="made", incarnation="made-1", total_steps=100, done_steps=done, source="loop"
+            )
+        )
+    beat(run, 320)
+    issue = assert_fires(run.records, "stalled_training", specs=STALLED)
+    assert issue.severity == severity
+    assert ("the last of 100 planned ones" in issue.reason) == (severity == "info")
+
+
 def test_without_heartbeats_nothing_is_known_of_the_steps() -> None:
     run = training()
     assert issues_of(run.records, specs=STALLED, until_ms=run.now_ms + 3_600_000) == []
@@ -166,6 +184,16 @@ def test_silence_of_a_rank_is_reported() -> None:
     issue = assert_fires(run.records, "telemetry_lost", specs=LOST)
     assert (issue.subject.name, issue.first_rank, issue.stop_worthy) == ("rank 1", 1, False)
     assert issue.severity == "warning"
+
+
+def test_a_heartbeat_after_the_end_of_a_rank_means_nothing() -> None:
+    run = training(world_size=2)
+    run.ended(rank=1)
+    run.heartbeat(rank=1)
+    for _ in range(10):
+        run.wait(10)
+        run.heartbeat(rank=0)
+    assert_quiet(run.records, specs=LOST)
 
 
 def test_a_rank_that_is_heard_again_resolves_it() -> None:
