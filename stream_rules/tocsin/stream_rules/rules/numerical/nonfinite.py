@@ -73,6 +73,9 @@ class NonfiniteParams(Params):
 class _State:
     pending: Pending | None = None
     open_since: int | None = None
+    open_rank: int | None = None
+    """Where it began: the issue is over after healthy steps of this rank. Others send theirs in
+    longer frames, and may never have been bad."""
     healthy_since: int | None = None
     with_lr: set[int] = field(default_factory=set)
     skipped: dict[int, int] = field(default_factory=dict)
@@ -87,7 +90,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
 
     meta = RuleMeta(
         name="nonfinite",
-        version=1,
+        version=2,
         family="numerical",
         meaning="The loss, a gradient or a weight has become NaN or infinite.",
         severity="critical",
@@ -145,7 +148,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         bad = bad_loss | (gradients > 0)
         steps = frame.steps.tolist()
         if self.state.pending is None and not bad.any():
-            yield from self._healthy(steps[0], steps[-1])
+            yield from self._healthy(rank, steps[0], steps[-1])
             return
         for i, step in enumerate(steps):
             if bad[i]:
@@ -156,7 +159,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
                     pending.ranks[rank].clipped = "gradient_norm_clipped" in frame.columns
             else:
                 self._good_row(rank, step, skipped=skipped)
-                yield from self._healthy(step, step)
+                yield from self._healthy(rank, step, step)
         yield from self._if_settled(at)
 
     def on_tensors(self, frame: TensorFrame, at: Moment) -> Outcomes:
@@ -247,14 +250,14 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
         if not any(evidence.bad for evidence in pending.ranks.values()):
             self.state.pending = None
 
-    def _healthy(self, first: int, last: int) -> Outcomes:
+    def _healthy(self, rank: int, first: int, last: int) -> Outcomes:
         state = self.state
-        if state.open_since is None:
+        if state.open_since is None or rank != state.open_rank:
             return
         if state.healthy_since is None:
             state.healthy_since = first
         if last - state.healthy_since >= self.meta.resolve_after_steps:
-            state.open_since = state.healthy_since = None
+            state.open_since = state.open_rank = state.healthy_since = None
         yield Clear(last, since=first)
 
     def _skipped(self, frame: StepFrame) -> Outcome:
@@ -305,8 +308,10 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
 
     def _decide(self, pending: Pending, at: Moment) -> Outcomes:
         self.state.pending = None
-        self.state.open_since, self.state.healthy_since = pending.step, None
-        forward = self.state.forward.get(pending.origin()[0])
+        rank, _ = pending.origin()
+        self.state.open_since, self.state.open_rank = pending.step, rank
+        self.state.healthy_since = None
+        forward = self.state.forward.get(rank)
         began = None if forward is None else forward.origin(pending.step)
         self.state.forward.clear()
         yield origin_finding(pending, self.state.rank_series, began)

@@ -403,6 +403,20 @@ def test_it_resolves_and_one_soon_after_is_the_same_issue_again() -> None:
     assert not issues[2].muted
 
 
+def test_a_long_frame_of_a_healthy_rank_does_not_end_the_issue_of_another() -> None:
+    run = started(world_size=2)
+    for rank in (0, 1):
+        healthy(run, range(5), rank)
+    for begin in range(5, 305, 50):
+        steps = range(begin, begin + 50)
+        run.steps(steps, rank=1, loss=NAN, gradient_norm=NAN, gradient_nonfinite=3)
+        run.wait(5.0)
+        run.steps(steps, rank=0, loss=1.0, gradient_norm=1.0, gradient_nonfinite=0)
+    assert [(i.state, i.first_rank) for i in issues_of(run.records, "nonfinite")] == [("firing", 1)]
+    healthy(run, range(305, 360), 1)
+    assert [i.state for i in issues_of(run.records, "nonfinite")] == ["firing", "resolved"]
+
+
 def test_nan_for_ever_is_one_issue() -> None:
     run = started()
     healthy(run, range(5))
