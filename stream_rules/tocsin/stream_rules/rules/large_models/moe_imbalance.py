@@ -59,6 +59,7 @@ class _Routers:
     high: Streaks = field(default_factory=Streaks)
     recent: list[StateArray] = field(default_factory=list)
     tokens: list[float] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
     since: dict[str, int] = field(default_factory=dict)
 
 
@@ -112,11 +113,12 @@ class MoeImbalance(TensorRowRule[MoeImbalanceParams, _State]):
             most = np.where(chosen > 0, len(columns) * seen / chosen, np.inf)
         limit = np.minimum(self.params.ratio, _NEARLY_ALL * most)
         if list(table.rows) != of.high.rows:
-            of.recent, of.tokens = [], []
+            of.recent, of.tokens, of.steps = [], [], []
         of.high.update(table.rows, table.step, load > limit)
         of.load.add(table.step, table.rows, load)
         of.recent = [*of.recent, counts][-self.params.dead_for :]
         of.tokens = [*of.tokens, float(mean.min())][-self.params.dead_for :]
+        of.steps = [*of.steps, table.step][-self.params.dead_for :]
         yield from self._overload(of, table, limit, counts)
         yield from self._dead(of, table, len(columns))
 
@@ -126,13 +128,11 @@ class MoeImbalance(TensorRowRule[MoeImbalanceParams, _State]):
         about = f"overload/{counts.shape[1]}"
         bad = np.flatnonzero(of.high.length >= self.params.for_summaries).tolist()
         if not bad:
-            of.since.pop(about, None)
             yield Clear(table.step, about=about)
             return
         load = of.load.values[-1]
         bad.sort(key=lambda i: -load[i])
         first, expert = bad[0], int(np.argmax(counts[bad[0]]))
-        of.since.setdefault(about, table.step)
         yield self.row_finding(
             table,
             bad,
@@ -142,7 +142,7 @@ class MoeImbalance(TensorRowRule[MoeImbalanceParams, _State]):
             reason=f"expert {expert} of {table.rows[first]} has {load[first]:.2g} times the mean "
             f"load ({counts.shape[1]} experts)",
             others=", and so have {} other routers",
-            first_step=of.since[about],
+            first_step=int(of.high.since[first]),
             facts=(
                 fact("load", load[first], limit=limit[first]),
                 fact("expert", expert),
@@ -169,7 +169,7 @@ class MoeImbalance(TensorRowRule[MoeImbalanceParams, _State]):
         rows.sort(key=lambda i: -int(none[i].sum()))
         first, name = rows[0], table.rows[rows[0]]
         dead = np.flatnonzero(none[first]).tolist()
-        of.since.setdefault(about, table.step)
+        of.since.setdefault(about, of.steps[0])
         which = f"expert {dead[0]}" if len(dead) == 1 else f"{len(dead)} of {experts} experts"
         finding = self.row_finding(
             table,

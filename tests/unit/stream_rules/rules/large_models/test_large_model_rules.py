@@ -199,18 +199,19 @@ EVEN = [100.0] * 8
 )
 def test_an_expert_with_too_much(loads: list[list[float]], top: int) -> None:
     issue = assert_fires(experts(loads, top=top).records, "moe_imbalance", specs=EXPERTS)
-    assert (issue.branch, issue.severity, issue.first_step) == ("overload", "warning", 101)
+    assert (issue.branch, issue.severity, issue.first_step) == ("overload", "warning", 1)
     assert issue.reason.startswith("expert 0 of blocks.0.router has")
 
 
 def test_an_expert_without_tokens() -> None:
     one = [[0.0, *[200.0] * 7]] * 6
-    run = experts([*one, EVEN])
+    run = experts([EVEN, *one, EVEN])
     issues = issues_of(run.records, specs=EXPERTS)
     assert [(i.branch, i.severity, i.state) for i in issues] == [
         ("dead_expert", "info", "firing"),
         ("dead_expert", "info", "resolved"),
     ]
+    assert (issues[0].step, issues[0].first_step) == (301, 101)
     half = experts([[0.0] * 4 + [200.0] * 4] * 6)
     assert said(half, EXPERTS) == [("dead_expert", "warning", "firing")]
 
