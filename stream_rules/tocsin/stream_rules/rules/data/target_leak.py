@@ -13,14 +13,16 @@ attention at these positions can see the next one, according to its mask or its 
   possible, in evaluations, too; at generation time those tokens do not exist, and the text is
   nonsense.
 
-Each is reported after `for_looks` checks. A masked encoder has neither relation at the positions
-that its loss counts; one that receives its own targets in both directions may be an autoencoder and
-is ignored; a decoder with open attention to an encoder also has its own causal attention.
+Each is reported after `for_looks` checks. A step may call several losses, an auxiliary one among
+them; each is compared with the one that was called in its place in the step before. A masked
+encoder has neither relation at the positions that its loss counts; one that receives its own
+targets in both directions may be an autoencoder and is ignored; a decoder with open attention to an
+encoder also has its own causal attention.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from pydantic import Field
@@ -63,12 +65,22 @@ class TargetLeakParams(Params):
 
 
 @dataclass(slots=True)
-class _State:
-    rank: int | None = None
+class _Call:
+    """What was found of one of the losses of a step, for how many steps in a row."""
+
     branch: str = ""
-    step: int = -1
     first_step: int = 0
     looks: int = 0
+
+
+@dataclass(slots=True)
+class _State:
+    rank: int | None = None
+    step: int = -1
+    calls: list[_Call] = field(default_factory=list)
+    """In the order in which a step calls them."""
+    called: int = 0
+    """How many of them `step` has called so far."""
 
 
 class TargetLeak(Rule[TargetLeakParams, _State]):
@@ -76,7 +88,7 @@ class TargetLeak(Rule[TargetLeakParams, _State]):
 
     meta = RuleMeta(
         name="target_leak",
-        version=1,
+        version=2,
         family="data",
         meaning="A language model can see the tokens that it must predict.",
         severity="warning",
@@ -108,14 +120,25 @@ class TargetLeak(Rule[TargetLeakParams, _State]):
         if inputs.ahead_least is None or inputs.ahead_most is None or inputs.step < state.step:
             return
         branch = self._branch(inputs, inputs.ahead_least, inputs.ahead_most)
-        if branch != state.branch:
-            if state.branch:
-                yield Clear(inputs.step, about=state.branch)
-            state.branch, state.first_step, state.looks = branch, inputs.step, 0
-        if inputs.step > state.step or not state.looks:
-            state.step, state.looks = inputs.step, state.looks + 1
-        if branch and state.looks >= self.params.for_looks:
-            yield self._finding(branch, inputs, inputs.ahead_least, inputs.ahead_most)
+        call = self._call(inputs.step)
+        if branch != call.branch:
+            before, call.branch = call.branch, branch
+            call.first_step, call.looks = inputs.step, 0
+            if before and all(other.branch != before for other in state.calls):
+                yield Clear(inputs.step, about=before)
+        call.looks += 1
+        if branch and call.looks >= self.params.for_looks:
+            yield self._finding(call, inputs, inputs.ahead_least, inputs.ahead_most)
+
+    def _call(self, step: int) -> _Call:
+        """The next one of the step."""
+        state = self.state
+        if step > state.step:
+            state.step, state.called = step, 0
+        if state.called == len(state.calls):
+            state.calls.append(_Call())
+        state.called += 1
+        return state.calls[state.called - 1]
 
     def _branch(self, data: LossInputsSeen, least: float, most: float) -> str:
         params = self.params
@@ -125,8 +148,8 @@ class TargetLeak(Rule[TargetLeakParams, _State]):
             return "no_causal_mask"
         return ""
 
-    def _finding(self, branch: str, data: LossInputsSeen, least: float, most: float) -> Finding:
-        params, state = self.params, self.state
+    def _finding(self, call: _Call, data: LossInputsSeen, least: float, most: float) -> Finding:
+        params, branch = self.params, call.branch
         same, following = data.targets_are_inputs or 0.0, data.targets_are_next_inputs or 0.0
         shares = {
             "targets_are_inputs": (same, params.same),
@@ -142,11 +165,11 @@ class TargetLeak(Rule[TargetLeakParams, _State]):
             reason=_REASONS[branch].format(
                 function=data.function, share=100 * same, ahead=100 * least, tokens=data.tokens
             ),
-            first_step=state.first_step,
+            first_step=call.first_step,
             first_rank=data.rank,
             remedy=_REMEDIES[branch],
             facts=(
-                fact("looks", state.looks, limit=params.for_looks),
+                fact("looks", call.looks, limit=params.for_looks),
                 *(
                     fact(name, share, limit=limit if name in limits else None)
                     for name, (share, limit) in shares.items()

@@ -18,7 +18,7 @@ Models that normalise first, or start with an embedding, are not checked.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from pydantic import Field
@@ -54,8 +54,8 @@ class _State:
     rank: int | None = None
     supervised: bool = False
     branch: str = ""
-    severity: Severity = "info"
-    looks: int = 0
+    severities: list[Severity] = field(default_factory=list)
+    """Of the last checks in a row that found the branch."""
     first_step: int = 0
 
 
@@ -64,7 +64,7 @@ class UnnormalisedInputs(Rule[UnnormalisedInputsParams, _State]):
 
     meta = RuleMeta(
         name="unnormalised_inputs",
-        version=1,
+        version=2,
         family="data",
         meaning="The inputs of the first layer are not normalised.",
         severity="warning",
@@ -97,12 +97,12 @@ class UnnormalisedInputs(Rule[UnnormalisedInputsParams, _State]):
         if data.rank != state.rank:
             self.state = state = _State(rank=data.rank, supervised=state.supervised)
         branch, severity = self._evaluate(data)
-        if branch != state.branch or severity != state.severity:
-            state.branch, state.severity = branch, severity
-            state.looks, state.first_step = 0, data.step
-        state.looks += 1
-        if branch and state.looks >= self.params.for_looks:
-            yield self._finding(data, branch, severity)
+        if branch != state.branch:
+            state.branch, state.severities, state.first_step = branch, [], data.step
+        state.severities = [*state.severities, severity][-self.params.for_looks :]
+        if branch and len(state.severities) == self.params.for_looks:
+            # Inputs around a limit are above the lower one in all of these checks.
+            yield self._finding(data, branch, "info" if "info" in state.severities else severity)
 
     def _evaluate(self, data: LayerInputsSeen) -> tuple[str, Severity]:
         rms = math.hypot(data.mean, data.std)

@@ -345,6 +345,24 @@ def test_the_inputs_of_the_first_layer(run: RunBuilder, expected: list[tuple[str
     assert [(branch, severity) for branch, severity, _ in said(run, INPUTS)] == expected
 
 
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        pytest.param((101.0, 99.0, 101.0), "info", id="around the limit of a warning"),
+        pytest.param((99.0, 101.0, 102.0), "warning", id="at last above it twice"),
+    ],
+)
+def test_inputs_around_a_limit_are_found_at_the_severity_that_holds(
+    sizes: Sequence[float], expected: str
+) -> None:
+    run = RunBuilder()
+    for step, size in enumerate(sizes, 2):
+        layer(run, step, maximum=1000.0, mean=0.0, std=size)
+    assert [(branch, severity) for branch, severity, _ in said(run, INPUTS)][-1:] == [
+        ("large", expected)
+    ]
+
+
 def test_one_look_is_not_enough() -> None:
     run = RunBuilder()
     layer(run, 2, **PIXELS)
@@ -415,6 +433,18 @@ def test_a_model_that_is_given_its_targets(told: dict[str, Any], branch: str) ->
 def test_a_model_that_is_not(told: dict[str, Any]) -> None:
     run = looks("cross_entropy", **told)
     assert issues_of(run.records, specs=LEAK) == []
+
+
+@pytest.mark.parametrize("auxiliary", [True, False], ids=["before it", "after it"])
+def test_a_second_loss_of_each_step_hides_nothing(auxiliary: bool) -> None:
+    other = {**OPEN, "targets_are_next_inputs": 0.0}
+    run = RunBuilder()
+    for step in (2, 3, 4):
+        for told in (other, OPEN) if auxiliary else (OPEN, other):
+            look(run, step, "cross_entropy", **told)
+    issue = assert_fires(run.records, "target_leak", first_step=2, specs=LEAK)
+    assert issue.branch == "no_causal_mask"
+    assert half_way(run.records, LEAK) == issues_of(run.records, specs=LEAK)
 
 
 def test_looks_that_say_nothing_are_passed_over_and_another_ends_it() -> None:
