@@ -78,8 +78,8 @@ OTHERS: Final[Mapping[str, str]] = {
     "SLURM_JOB_END_TIME": "The time limit of the job, for estimates of what a stop saves.",
     "TORCHELASTIC_RUN_ID": "Run id `torchelastic-ID`, unless torchrun was called without one. "
     "`TORCHELASTIC_RESTART_COUNT` separates restarts.",
-    "KUBERNETES_SERVICE_HOST": "Run id `k8s-JOB`, from the name of the pod (`HOSTNAME`) and "
-    "`JOB_COMPLETION_INDEX`.",
+    "KUBERNETES_SERVICE_HOST": "Run id `k8s-JOB`, from the name of the pod (`TOCSIN_POD_NAME`, "
+    "else `HOSTNAME` unless that is the node's) and `JOB_COMPLETION_INDEX`.",
     "RANK": "With `WORLD_SIZE` and `LOCAL_RANK`, or the same variables of Open MPI and of MPICH "
     "and Intel MPI (`PMI_RANK`), or Slurm's `SLURM_PROCID`, `SLURM_NTASKS` and "
     "`SLURM_LOCALID`: the rank of a process without an initialised `torch.distributed`.",

@@ -4,7 +4,7 @@ The incarnation of a training differs for each launch: a scheduler's id stays th
 one allocation, pod or shell starts, so each launch adds an id of its own. Ranks that were launched
 apart agree on one identity through the store of their process group (`Identity.joined`).
 
-Functions of an environment, but for those that claim a number by a file.
+Functions of an environment, but for those that claim a number by a file, and `pod_name`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Final
 
 from tocsin.emitter.process import runtime_folder, scheduler
 from tocsin.emitter.process.environment import JOB_ID, LAUNCHER, RUN_ID, RUNTIME_DIR
+from tocsin.emitter.process.pod import pod_name
 from tocsin.schemas import monotonic_clock
 from tocsin.schemas.ids import check_run_id, incarnation_id, new_id
 from tocsin.schemas.records.frames import RecordOrigin
@@ -129,9 +130,9 @@ def _kubernetes_job(environ: Mapping[str, str]) -> str | None:
     chance at the end of their names, like those of a Deployment: nothing in there distinguishes the
     two.
     """
-    pod = environ.get("HOSTNAME", "")
-    if not environ.get("KUBERNETES_SERVICE_HOST") or not pod:
+    if not environ.get("KUBERNETES_SERVICE_HOST"):
         return None
+    pod = pod_name(environ)
     index = environ.get("JOB_COMPLETION_INDEX")
     if index:
         named = re.fullmatch(

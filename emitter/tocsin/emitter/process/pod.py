@@ -23,12 +23,27 @@ JOB_UID: Final = "TOCSIN_JOB_UID"
 
 _ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _MOUNTS: Final = Path("/proc/self/mountinfo")
+_HOSTS_FILE: Final = Path("/etc/hosts")
+_OF_THE_NODE: Final = "# Kubernetes-managed hosts file (host network)."
+"""How the kubelet begins the file of a pod with `hostNetwork: true`."""
+
 _LONGEST: Final = 253
 """Characters of a name in Kubernetes."""
 
 _UID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _HOSTS: Final = re.compile(rf"\S*/pods/(?P<uid>{_UID})/etc-hosts")
 _LOG: Final = re.compile(rf"\S*/pods/(?P<uid>{_UID})/containers/(?P<container>[^/\s]+)/[0-9a-f]+")
+
+
+def pod_name(environ: Mapping[str, str], *, hosts: Path = _HOSTS_FILE) -> str:
+    """The name of this process's pod; "" where it is not known.
+
+    With host networking the host name is the node's, which unrelated jobs have in common.
+    """
+    name = environ.get(POD)
+    if name:
+        return name
+    return "" if _text(hosts).startswith(_OF_THE_NODE) else environ.get("HOSTNAME", "")
 
 
 def kubernetes(

@@ -114,6 +114,8 @@ def test_a_slurm_step_of_one_task_needs_no_count() -> None:
         ({"HOSTNAME": "my-llm-node-12-0-abcde", "JOB_COMPLETION_INDEX": "0"}, "k8s-my-llm"),
         ({"HOSTNAME": "llm-worker-3", "JOB_COMPLETION_INDEX": "3"}, "k8s-llm-worker"),
         ({"HOSTNAME": "llm-node-0-3", "JOB_COMPLETION_INDEX": "4"}, None),
+        # With host networking the host is the node.
+        ({"HOSTNAME": "k8s-worker-3", "TOCSIN_POD_NAME": "gpt-worker-0"}, "k8s-gpt"),
         # A notebook, a Deployment, a plain Job: nothing there names one job.
         ({"HOSTNAME": "jupyter-ana"}, None),
         ({"HOSTNAME": "train-x7k2p"}, None),

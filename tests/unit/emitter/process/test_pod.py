@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tocsin.emitter.process.pod import kubernetes
+from tocsin.emitter.process.pod import kubernetes, pod_name
 from tocsin.schemas.records.runs import SchedulerJob
 
 UID = "6f0c2a9e-1b2c-4d3e-8f90-a1b2c3d4e5f6"
@@ -95,3 +95,24 @@ def test_a_name_that_is_none_in_kubernetes_is_left_out(tmp_path: Path, name: str
     found = recorded(tmp_path, IN_A_POD | {"TOCSIN_JOB_NAME": name})
     assert found is not None
     assert "job" not in found.names
+
+
+@pytest.mark.parametrize(
+    ("hosts", "environ", "name"),
+    [
+        ("# Kubernetes-managed hosts file.\n127.0.0.1 localhost\n", {}, "gpt-1-x7k2p"),
+        ("", {}, "gpt-1-x7k2p"),
+        # The host name is the node's then.
+        ("# Kubernetes-managed hosts file (host network).\n127.0.0.1 localhost\n", {}, ""),
+        (
+            "# Kubernetes-managed hosts file (host network).\n",
+            {"HOSTNAME": "k8s-worker-3", "TOCSIN_POD_NAME": "gpt-1-x7k2p"},
+            "gpt-1-x7k2p",
+        ),
+    ],
+)
+def test_the_name_of_a_node_is_not_that_of_a_pod(
+    tmp_path: Path, hosts: str, environ: dict[str, str], name: str
+) -> None:
+    (tmp_path / "hosts").write_text(hosts)
+    assert pod_name({**IN_A_POD, **environ}, hosts=tmp_path / "hosts") == name
