@@ -29,7 +29,7 @@ _URL: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://)(?:[^/@\s:]*:\S*|[^/@\s]+
 
 _INSIDE: Final = re.compile(
     r"""(?<![\w-])(?P<name>--?[A-Za-z][\w.-]*(?=\s)|-{0,2}[A-Za-z_][\w.-]*(?=["']?\s*[=:]))"""
-    r"""(?P<join>["']?\s*[=:]\s*|\s+(?!-))(?P<value>"[^"]*"|'[^']*'|[^\s;&|,{}"']+)"""
+    r"""(?P<join>["']?\s*[=:]\s*|\s+(?!--))(?P<value>"[^"]*"|'[^']*'|[^\s;&|,{}"']+)"""
 )
 """A name and its value in a text of several words: a script of a shell, JSON."""
 

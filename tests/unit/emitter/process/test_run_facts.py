@@ -41,6 +41,7 @@ def test_secrets_are_masked(given: str, expected: str) -> None:
     [
         ("export WANDB_API_KEY=0123; python t.py", "export WANDB_API_KEY=***; python t.py"),
         ("python t.py --api-key hunter2 --lr 1", "python t.py --api-key *** --lr 1"),
+        ("python t.py --password -hunter2-", "python t.py --password ***"),
         ("cd x && DB_PASSWORD='a b' python t.py", "cd x && DB_PASSWORD='***' python t.py"),
         ('{"api_key": "hunter2", "lr": 1}', '{"api_key": "***", "lr": 1}'),
         ("python t.py --token $TOKEN --max-tokens 5", "python t.py --token $TOKEN --max-tokens 5"),
