@@ -57,6 +57,7 @@ SET_BY_TOCSIN: Final[Mapping[str, str]] = {
     "(`stop.before_update`); absent: there are none. For the job's processes.",
     "TOCSIN_AFTER_STOP": "Why the run of this job was stopped before, for the job itself.",
     "TOCSIN_STOP_PIN": "`stop.pin`, as `start()` has read it.",
+    "TOCSIN_LABELS_JSON": "All labels of the run, as the launcher has read them.",
     "TOCSIN_CAPTURE": "The section `capture` as the launcher has read it.",
     "TOCSIN_BUS_PREFIX": "Prefix of the topic names, as the launcher has read it.",
     "TOCSIN_PYTHONPATH": "Folders of your `PYTHONPATH` that tocsin's own processes do not import "

@@ -98,9 +98,7 @@ def job_environment(
     environ[environment.JOB_ID] = options.job_id
     environ[environment.BUS] = options.bus_url
     environ[environment.PREFIX] = options.bus_prefix
-    environ[environment.LABELS] = ",".join(
-        f"{key}={value}" for key, value in options.labels.items()
-    )
+    environ |= environment.labels_for_job(options.labels)
     environ[environment.CAPTURE] = options.capture
     if options.config is not None:
         environ[CONFIG_VARIABLE] = str(options.config.absolute())

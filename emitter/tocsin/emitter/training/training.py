@@ -27,10 +27,9 @@ from tocsin.emitter.process.environment import (
     DEFAULT_BUS,
     DEFAULT_PREFIX,
     HEARTBEAT_S,
-    LABELS,
     LAUNCHER,
     PREFIX,
-    parse_labels,
+    labels_of_job,
 )
 from tocsin.emitter.process.identity import Identity
 from tocsin.emitter.process.isolation import Isolation, switched_off
@@ -116,7 +115,7 @@ class Training:
         self.phases: list[str] = []
         self.schedule: Final = CaptureSchedule(settings, held_up=RunQueue().share)
         self.left = False
-        self._labels = parse_labels(environ.get(LABELS, ""))
+        self._labels = labels_of_job(environ)
         self._launcher = environ.get(LAUNCHER, "")
         self.bus_url: Final = environ.get(BUS, DEFAULT_BUS)
         self._wall_before = 0.0

@@ -126,3 +126,15 @@ def test_rank_from_the_environment() -> None:
 
 def test_labels_of_the_environment() -> None:
     assert environment.parse_labels("a=1, b=2,c") == {"a": "1", "b": "2"}
+
+
+def test_labels_reach_the_job_as_they_are() -> None:
+    labels = {"team": "vision", "note": "lr=1, wd=2", "why": "a, team=nlp", "space": " x "}
+    handed_down = environment.labels_for_job(labels)
+    assert environment.labels_of_job(handed_down) == labels
+    # Also for a `tocsin run` in the job, which refuses what is not k=v.
+    assert handed_down["TOCSIN_LABELS"] == "team=vision"
+    changed = handed_down | {"TOCSIN_LABELS": "team=nlp"}
+    assert environment.labels_of_job(changed) == labels | {"team": "nlp"}
+    assert environment.labels_of_job({"TOCSIN_LABELS": "a=b"}) == {"a": "b"}
+    assert environment.labels_of_job({"TOCSIN_LABELS_JSON": "x"}) == {}
