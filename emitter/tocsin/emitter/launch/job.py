@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from tocsin.emitter.launch.signals import TO_GROUP, ForwardedSignals
@@ -48,6 +49,22 @@ def _not_found(program: str) -> CannotStart:
     return CannotStart(f"{program}: not found{where}", NOT_FOUND)
 
 
+def inherited_descriptors() -> frozenset[int]:
+    """Descriptors above stderr that a program would get from us. What Python opens is not among
+    them; before libraries open theirs, this is what was handed to us, as by `<(…)` of a shell.
+    """
+    try:
+        names = os.listdir("/dev/fd")
+    except OSError:  # nothing is mounted there
+        return frozenset()
+    found = set()
+    for name in names:
+        with contextlib.suppress(OSError):  # the one of the list itself is gone
+            if int(name) > 2 and os.get_inheritable(int(name)):
+                found.add(int(name))
+    return frozenset(found)
+
+
 class Job:
     """CMD, running. To be made and used on one event loop, in the main thread."""
 
@@ -57,8 +74,11 @@ class Job:
         environ: Mapping[str, str],
         reaper: Reaper,
         terminal: Terminal | None = None,
+        *,
+        descriptors: Collection[int] = (),
     ) -> None:
-        """Start it, in the foreground where the launcher is.
+        """Start it, in the foreground where the launcher is. It gets these `descriptors`, too, as
+        far as they are open still.
 
         Raises:
             CannotStart: no such program, or it cannot be executed.
@@ -67,7 +87,12 @@ class Job:
         self._reaper = reaper
         lend = terminal is not None and terminal.is_ours()
         try:
-            self._popen = subprocess.Popen(list(command), env=dict(environ), process_group=0)
+            self._popen = subprocess.Popen(
+                list(command),
+                env=dict(environ),
+                process_group=0,
+                pass_fds=inherited_descriptors().intersection(descriptors),
+            )
         except (FileNotFoundError, NotADirectoryError) as error:
             raise _not_found(command[0]) from error
         except (OSError, ValueError) as error:

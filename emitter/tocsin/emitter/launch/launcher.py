@@ -26,7 +26,7 @@ from tocsin.emitter.launch.end_budget import EndBudget
 from tocsin.emitter.launch.escalation import Stopper
 from tocsin.emitter.launch.forked import can_fork, fork
 from tocsin.emitter.launch.helper import HelperProcess, helper_environment
-from tocsin.emitter.launch.job import CannotStart, Job, check_program
+from tocsin.emitter.launch.job import CannotStart, Job, check_program, inherited_descriptors
 from tocsin.emitter.launch.options import LaunchOptions, job_environment
 from tocsin.emitter.launch.own_run import OwnRun
 from tocsin.emitter.launch.predecessor import Predecessor, stopped_before
@@ -117,6 +117,7 @@ class _Launch:
 
     def __init__(self, options: LaunchOptions) -> None:
         self.options = options
+        self._descriptors = inherited_descriptors()
         self.printer = Printer(options, now_s=time.monotonic())
         self.job: Job | None = None
         self._topics = Topics(options.bus_prefix)
@@ -265,7 +266,9 @@ class _Launch:
             await self._let_go()
             self._watch = self._helper = None
             self.printer.line(messages.unwatched_line(reason))
-        self.job = Job(options.command, environ, self._reaper, terminal)
+        self.job = Job(
+            options.command, environ, self._reaper, terminal, descriptors=self._descriptors
+        )
         for looking in (self._helper, self._watch):
             if looking is not None:
                 looking.job_started(self.job.pid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -97,6 +98,16 @@ def test_stdin_stdout_and_stderr_are_the_jobs(tmp_path: Path) -> None:
     assert job.wait() == 0
     assert job.out == "got hello\n"
     assert [line for line in job.err.splitlines() if not line.startswith("tocsin: ")] == ["err"]
+
+
+def test_descriptors_of_the_shell_are_the_jobs_too(tmp_path: Path) -> None:
+    line = shlex.join(command_line(tmp_path, "cat"))
+    done = subprocess.run(
+        ["bash", "-c", f"{line} <(echo of the shell) 2> err"],
+        env=environment(tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "of the shell\n")
 
 
 def test_quiet_says_nothing(tmp_path: Path) -> None:
