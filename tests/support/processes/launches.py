@@ -91,5 +91,7 @@ def start(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # Without the terminal of whoever runs these tests.
+        start_new_session=True,
     )
     return Launched(folder, process)

@@ -20,6 +20,7 @@ with forked.importing():
     from tocsin.bus.urls import open_bus
     from tocsin.emitter.launch.launcher import launch
     from tocsin.emitter.launch.options import LaunchOptions
+    from tocsin.emitter.launch.signals import interrupt_own_group
     from tocsin.schemas.records.events import Data
 
 # This module is the user's, but harms nobody: the launcher forks, as that of `tocsin run` does.
@@ -58,7 +59,10 @@ def main(arguments: list[str]) -> int:
         observe=observe,
         judged_within_s=float(given.get("judged_within_s", "60")),
     )
-    return launch(options)
+    ended = launch(options)
+    if ended.interrupted:
+        interrupt_own_group()
+    return ended.exit_code
 
 
 if __name__ == "__main__":

@@ -84,6 +84,7 @@ def run(
     with importing():  # the launcher forks its helper
         from tocsin.console.services.launch import RunOptions, launch_options
         from tocsin.emitter.launch.launcher import launch
+        from tocsin.emitter.launch.signals import interrupt_own_group
 
     given = RunOptions(
         config=config,
@@ -101,9 +102,11 @@ def run(
     )
     with importing():
         options = launch_options(command or (), given)
-    exit_code = launch(options)
+    ended = launch(options)
     if report is not None:
         from tocsin.console.services.final_report import write_final_report
 
         write_final_report(options, report)
-    raise typer.Exit(exit_code)
+    if ended.interrupted:
+        interrupt_own_group()
+    raise typer.Exit(ended.exit_code)

@@ -106,6 +106,8 @@ class Job:
         self.ended_at: float | None = None
         self.returncode: int | None = None
         self.passed_on: set[signal.Signals] = set()
+        self.interrupted = False
+        """CMD died of Ctrl-C at the terminal, which it had: our own group has not got it."""
         self._ended = asyncio.Event()
         self._handlers: ForwardedSignals | None = None
         reaper.watch(self.pid, self._changed)
@@ -201,7 +203,8 @@ class Job:
         self.ended_at = time.monotonic()
         if self._terminal is not None:
             died = change.returncode is not None and change.returncode < 0
-            self._terminal.take_back(self.group, reset=died)
+            lent = self._terminal.take_back(self.group, reset=died)
+            self.interrupted = lent and change.returncode == -signal.SIGINT
         self._ended.set()
 
     def _suspended(self, number: int) -> None:

@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Final
 
 from tocsin.bus.embedded.bus import EmbeddedBus
@@ -81,10 +82,20 @@ _DRAIN_POLL_S: Final = 0.05
 _REAP_S: Final = 1.0
 
 
-def launch(options: LaunchOptions) -> int:
-    """Run the job to its end; returns the exit code. Blocks; main thread only.
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a launch ended. `interrupted`: by Ctrl-C that only the job has got, so that whoever is
+    done calls `interrupt_own_group`. Exit code 2 means that nothing was started.
+    """
 
-    Never raises for what the job or the bus does. 2 means that nothing was started.
+    exit_code: int
+    interrupted: bool = False
+
+
+def launch(options: LaunchOptions) -> Ended:
+    """Run the job to its end. Blocks; main thread only.
+
+    Never raises for what the job or the bus does.
     """
     launcher = _Launch(options)
     printer = launcher.printer
@@ -93,10 +104,10 @@ def launch(options: LaunchOptions) -> int:
     except CannotStart as error:
         # A command that was mistyped is no run: nobody hears of it.
         printer.line(str(error))
-        return launcher.sum_up(None, error.exit_code)
+        return Ended(launcher.sum_up(None, error.exit_code))
     launcher.fork()
     try:
-        return asyncio.run(launcher.run())
+        exit_code = asyncio.run(launcher.run())
     except Exception:
         # The launcher's isolation: the job goes on, unwatched, and its exit code is passed on.
         logger.exception("the launcher failed")
@@ -105,7 +116,8 @@ def launch(options: LaunchOptions) -> int:
             raise
         printer.line("monitoring stopped because of an internal error; the job is not affected")
         job.wait_blocking()
-        return launcher.sum_up(job)
+        exit_code = launcher.sum_up(job)
+    return Ended(exit_code, interrupted=launcher.job is not None and launcher.job.interrupted)
 
 
 class _Held(Exception):

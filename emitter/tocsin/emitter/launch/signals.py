@@ -11,7 +11,10 @@ ignored, for the job too: a handler would be reset to the default by exec, an ig
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
+import sys
 from collections.abc import Callable
 from typing import Final
 
@@ -20,6 +23,17 @@ TO_LEADER: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR
 
 ENDING: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 """Signals by which somebody ends a job: a job that dies of one was interrupted, it did not fail."""
+
+
+def interrupt_own_group() -> None:
+    """Give our group the Ctrl-C that the job alone has got, and die of it, as the job did. Returns
+    only where SIGINT ends no process: in the first one of a container.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.killpg(os.getpgrp(), signal.SIGINT)
 
 
 class ForwardedSignals:

@@ -5,6 +5,9 @@ that group may read it; a reader of another group is stopped by SIGTTIN. The job
 own, so it must be in the foreground for stdin, pdb and Ctrl-C to work, and then Ctrl-C reaches it
 once and the launcher not at all. `tcsetpgrp` by a process of a background group raises SIGTTOU,
 whose default is to stop that process; while the signal is blocked the call simply works.
+
+A shell that runs a loop or a script ends it at Ctrl-C only if the command died of SIGINT, and a
+script only if it got the signal itself.
 """
 
 from __future__ import annotations
@@ -48,17 +51,19 @@ class Terminal:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGCONT)
 
-    def take_back(self, group: int, *, reset: bool = False) -> None:
-        """Put the launcher's group into the foreground if `group` has it; `reset` the settings too.
+    def take_back(self, group: int, *, reset: bool = False) -> bool:
+        """Put the launcher's group into the foreground if `group` has it, and whether it had;
+        `reset` the settings too.
 
         A job that was killed cannot restore what it changed (echo off in pdb, raw mode).
         """
         if self._foreground() != group:
-            return
+            return False
         self._set(self._own_group)
         if reset:
             with contextlib.suppress(termios.error):
                 termios.tcsetattr(self._descriptor, termios.TCSANOW, self._settings)
+        return True
 
     def close(self) -> None:
         """Close the descriptor."""

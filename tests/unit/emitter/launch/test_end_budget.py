@@ -65,10 +65,11 @@ class Dying:  # no EmbeddedBus, so the launcher uses it as it is, as one of Kafk
         return Part(await self._bus.reader(start))
 
 path = folder / "bus.db"
-sys.exit(launch(LaunchOptions(
+ended = launch(LaunchOptions(
     command=("touch", str(folder / "over")), run_id="r1", job_id="j1",
     bus_url=f"embedded:{path}", open_bus=lambda: Dying(path), drain_s=0.5,
-)))
+))
+sys.exit(ended.exit_code)
 """
 
 

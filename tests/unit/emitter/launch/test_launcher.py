@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shlex
@@ -457,7 +458,26 @@ def test_ctrl_c_ends_a_python_as_usual(tmp_path: Path) -> None:
     child.expect("ready")
     child.sendintr()
     child.expect("KeyboardInterrupt")
-    assert exit_of(child) == 130
+    assert exit_of(child) is None
+    assert child.signalstatus == signal.SIGINT
+    assert json.loads((tmp_path / "summary.json").read_text())["exit_code"] == 130
+
+
+@pytest.mark.parametrize("shell", [["bash", "-c"], ["bash", "--norc", "-i", "-c"]])
+def test_ctrl_c_ends_a_loop_of_the_shell(tmp_path: Path, shell: list[str]) -> None:
+    sleeper = "import time; print('ready', flush=True); time.sleep(60)"
+    line = shlex.join(command_line(tmp_path, PYTHON, "-c", sleeper))
+    child = pexpect.spawn(
+        shell[0], [*shell[1:], f"for i in 1 2; do {line}; echo after $i; done; echo went on"],
+        env=environment(tmp_path), cwd=str(tmp_path), timeout=60, encoding="utf-8", echo=False,
+    )  # fmt: skip
+    child.expect("ready")
+    child.sendintr()
+    child.expect(pexpect.EOF)
+    child.close()
+    assert "no training seen" in (child.before or "")
+    assert "after" not in (child.before or "")
+    assert "went on" not in (child.before or "")
 
 
 @pytest.mark.slow
@@ -477,7 +497,8 @@ def test_ctrl_c_in_a_training_keeps_its_last_records(tmp_path: Path) -> None:
     child.expect("step 5\r")
     child.sendintr()
     child.expect("KeyboardInterrupt")
-    assert exit_of(child) == 130
+    exit_of(child)
+    assert child.signalstatus == signal.SIGINT
     told = said(tmp_path)
     (trainer,) = [each for each in told.of(RunEnded) if each.role == "trainer"]
     (launcher,) = [each for each in told.of(RunEnded) if each.role == "launcher"]
