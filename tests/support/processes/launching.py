@@ -20,7 +20,7 @@ with forked.importing():
     from tocsin.bus.urls import open_bus
     from tocsin.emitter.launch.launcher import launch
     from tocsin.emitter.launch.options import LaunchOptions
-    from tocsin.emitter.launch.signals import interrupt_own_group
+    from tocsin.emitter.launch.signals import die_of_interrupt
     from tocsin.schemas.records.events import Data
 
 # This module is the user's, but harms nobody: the launcher forks, as that of `tocsin run` does.
@@ -60,8 +60,8 @@ def main(arguments: list[str]) -> int:
         judged_within_s=float(given.get("judged_within_s", "60")),
     )
     ended = launch(options)
-    if ended.interrupted:
-        interrupt_own_group()
+    if ended.interrupted is not None:
+        die_of_interrupt(ended.interrupted)
     return ended.exit_code
 
 

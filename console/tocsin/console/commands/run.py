@@ -84,7 +84,7 @@ def run(
     with importing():  # the launcher forks its helper
         from tocsin.console.services.launch import RunOptions, launch_options
         from tocsin.emitter.launch.launcher import launch
-        from tocsin.emitter.launch.signals import interrupt_own_group
+        from tocsin.emitter.launch.signals import die_of_interrupt
 
     given = RunOptions(
         config=config,
@@ -107,6 +107,6 @@ def run(
         from tocsin.console.services.final_report import write_final_report
 
         write_final_report(options, report)
-    if ended.interrupted:
-        interrupt_own_group()
+    if ended.interrupted is not None:
+        die_of_interrupt(ended.interrupted)
     raise typer.Exit(ended.exit_code)

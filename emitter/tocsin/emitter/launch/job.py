@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from tocsin.emitter.launch.signals import TO_GROUP, ForwardedSignals
+from tocsin.emitter.launch.signals import TO_GROUP, ForwardedSignals, Interrupted
 from tocsin.emitter.launch.terminal import Terminal
 from tocsin.emitter.process import process_group
 from tocsin.emitter.process.process_group import Change, Reaper
@@ -77,15 +77,16 @@ class Job:
         *,
         descriptors: Collection[int] = (),
     ) -> None:
-        """Start it, in the foreground where the launcher is. It gets these `descriptors`, too, as
-        far as they are open still.
+        """Start it, in the foreground where the launcher is alone there. It gets these
+        `descriptors`, too, as far as they are open still.
 
         Raises:
             CannotStart: no such program, or it cannot be executed.
         """
         self._terminal = terminal
         self._reaper = reaper
-        lend = terminal is not None and terminal.is_ours()
+        self._wants_terminal = terminal is not None and not terminal.is_shared()
+        lend = self._wants_terminal and terminal is not None and terminal.is_ours()
         try:
             self._popen = subprocess.Popen(
                 list(command),
@@ -106,8 +107,7 @@ class Job:
         self.ended_at: float | None = None
         self.returncode: int | None = None
         self.passed_on: set[signal.Signals] = set()
-        self.interrupted = False
-        """CMD died of Ctrl-C at the terminal, which it had: our own group has not got it."""
+        self.interrupted: Interrupted | None = None
         self._ended = asyncio.Event()
         self._handlers: ForwardedSignals | None = None
         reaper.watch(self.pid, self._changed)
@@ -148,8 +148,9 @@ class Job:
         if self.returncode is not None:
             return
         self.passed_on.add(number)
-        if number is signal.SIGCONT and self._terminal is not None and self._terminal.is_ours():
-            self._terminal.lend(self.group)
+        terminal = self._terminal if self._wants_terminal else None
+        if number is signal.SIGCONT and terminal is not None and terminal.is_ours():
+            terminal.lend(self.group)
         if number in TO_GROUP:
             process_group.signal_group(self.group, number)
         else:
@@ -204,7 +205,11 @@ class Job:
         if self._terminal is not None:
             died = change.returncode is not None and change.returncode < 0
             lent = self._terminal.take_back(self.group, reset=died)
-            self.interrupted = lent and change.returncode == -signal.SIGINT
+            if change.returncode == -signal.SIGINT:
+                if lent:
+                    self.interrupted = "group"
+                elif signal.SIGINT in self.passed_on and self._terminal.is_ours():
+                    self.interrupted = "launcher"
         self._ended.set()
 
     def _suspended(self, number: int) -> None:
@@ -212,11 +217,17 @@ class Job:
         terminal, handlers = self._terminal, self._handlers
         if terminal is None or handlers is None or number == signal.SIGSTOP:
             return
+        if number in (signal.SIGTTIN, signal.SIGTTOU):
+            self._wants_terminal = True
+            if terminal.is_ours():
+                terminal.lend(self.group)
+                return
         terminal.take_back(self.group)
         # Where there is no shell to wake us (an orphaned group) the system ignores this SIGTSTP.
         handlers.stop_self(lambda: os.killpg(os.getpgrp(), signal.SIGTSTP))
         if terminal.is_ours():
-            terminal.lend(self.group)
+            if self._wants_terminal:
+                terminal.lend(self.group)
         elif number in (signal.SIGTTIN, signal.SIGTTOU):
             # Still in the background: to wake it would only have it stopped again, at once.
             return

@@ -33,7 +33,7 @@ from tocsin.emitter.launch.own_run import OwnRun
 from tocsin.emitter.launch.predecessor import Predecessor, stopped_before
 from tocsin.emitter.launch.printer import Printer
 from tocsin.emitter.launch.run_records import StopState, keep_beating, run_ended, run_started
-from tocsin.emitter.launch.signals import ENDING, ForwardedSignals
+from tocsin.emitter.launch.signals import ENDING, ForwardedSignals, Interrupted
 from tocsin.emitter.launch.summary import LEFT_EARLY, Summary, decide_end
 from tocsin.emitter.launch.terminal import Terminal
 from tocsin.emitter.process import environment, runtime_folder
@@ -84,12 +84,12 @@ _REAP_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a launch ended. `interrupted`: by Ctrl-C that only the job has got, so that whoever is
-    done calls `interrupt_own_group`. Exit code 2 means that nothing was started.
+    """How a launch ended. `interrupted`: by Ctrl-C, so that whoever is done calls
+    `die_of_interrupt`. Exit code 2 means that nothing was started.
     """
 
     exit_code: int
-    interrupted: bool = False
+    interrupted: Interrupted | None = None
 
 
 def launch(options: LaunchOptions) -> Ended:
@@ -117,7 +117,7 @@ def launch(options: LaunchOptions) -> Ended:
         printer.line("monitoring stopped because of an internal error; the job is not affected")
         job.wait_blocking()
         exit_code = launcher.sum_up(job)
-    return Ended(exit_code, interrupted=launcher.job is not None and launcher.job.interrupted)
+    return Ended(exit_code, None if launcher.job is None else launcher.job.interrupted)
 
 
 class _Held(Exception):

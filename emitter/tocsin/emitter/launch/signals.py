@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Literal
 
 TO_GROUP: Final = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGCONT)
 TO_LEADER: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -25,15 +25,20 @@ ENDING: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.
 """Signals by which somebody ends a job: a job that dies of one was interrupted, it did not fail."""
 
 
-def interrupt_own_group() -> None:
-    """Give our group the Ctrl-C that the job alone has got, and die of it, as the job did. Returns
-    only where SIGINT ends no process: in the first one of a container.
+Interrupted = Literal["group", "launcher"]
+"""Who is to get SIGINT after the job died of Ctrl-C: our group, which has not got it as the job had
+the terminal, or the launcher alone."""
+
+
+def die_of_interrupt(interrupted: Interrupted) -> None:
+    """Die of SIGINT as the job did, so that a shell ends its loop or script. Returns only where
+    SIGINT ends no process: in the first one of a container.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.killpg(os.getpgrp(), signal.SIGINT)
+    os.kill(0 if interrupted == "group" else os.getpid(), signal.SIGINT)
 
 
 class ForwardedSignals:

@@ -18,6 +18,8 @@ import signal
 import termios
 from typing import Final
 
+import psutil
+
 
 class Terminal:
     """The terminal that controls this session."""
@@ -43,6 +45,12 @@ class Terminal:
     def is_ours(self) -> bool:
         """Whether the launcher's own group is in the foreground, so that it may lend it."""
         return self._foreground() == self._own_group
+
+    def is_shared(self) -> bool:
+        """Whether another of the launcher's group may want it: a pager, in a pipe with it. A job is
+        lent it only once it wants it, then.
+        """
+        return not (os.isatty(0) and os.isatty(1)) and not _alone(self._own_group)
 
     def lend(self, group: int) -> None:
         """Put `group` into the foreground and wake it, should it have read too early."""
@@ -84,3 +92,12 @@ class Terminal:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return True
+
+
+def _alone(group: int) -> bool:
+    """Whether this process is the only one of its group."""
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):  # it has ended
+            if pid != os.getpid() and os.getpgid(pid) == group:
+                return False
+    return True

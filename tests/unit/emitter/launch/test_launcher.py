@@ -565,6 +565,51 @@ def test_a_job_in_the_background_is_not_in_the_way(tmp_path: Path) -> None:
     shell.close()
 
 
+def test_a_pager_beside_the_job_reads_the_terminal(tmp_path: Path) -> None:
+    line = shlex.join(command_line(tmp_path, "sh", "-c", "echo ready; sleep 2; echo more"))
+    pages = "read first; echo first $first; read key < /dev/tty; echo key $key; cat"
+    pager = shlex.join(["sh", "-c", pages])
+    child = in_shell(tmp_path, f"{line} | {pager}; echo over $?")
+    child.expect("first ready")
+    child.sendline("space")
+    child.expect("key space")
+    child.expect("more")
+    child.expect("over 0")
+    child.close()
+
+
+def test_a_job_in_a_pipe_gets_the_terminal_once_it_reads_it(tmp_path: Path) -> None:
+    script = "echo ready >&2; read x; echo got $x"
+    line = shlex.join(command_line(tmp_path, "sh", "-c", script))
+    child = in_shell(tmp_path, f"{line} | cat; echo over $?")
+    child.expect("ready")
+    child.sendline("word")
+    child.expect("got word")
+    child.expect("over 0")
+    child.close()
+
+
+def test_ctrl_c_ends_a_script_whose_output_goes_elsewhere(tmp_path: Path) -> None:
+    sleeper = "import sys, time; print('ready', file=sys.stderr, flush=True); time.sleep(60)"
+    line = shlex.join(command_line(tmp_path, PYTHON, "-c", sleeper))
+    child = pexpect.spawn(
+        "bash", ["-c", f"for i in 1 2; do {line} > out; echo after $i; done"],
+        env=environment(tmp_path), cwd=str(tmp_path), timeout=60, encoding="utf-8", echo=False,
+    )  # fmt: skip
+    child.expect("ready")
+    child.sendintr()
+    child.expect(pexpect.EOF)
+    child.close()
+    assert "after" not in (child.before or "")
+
+
+def in_shell(tmp_path: Path, line: str) -> pexpect.spawn[str]:
+    return pexpect.spawn(
+        "bash", ["--norc", "-i", "-c", line], env=environment(tmp_path), cwd=str(tmp_path),
+        timeout=60, encoding="utf-8", echo=False,
+    )  # fmt: skip
+
+
 def terminal(tmp_path: Path, *command: str) -> pexpect.spawn[str]:
     words = command_line(tmp_path, *command)
     return pexpect.spawn(
