@@ -9,10 +9,11 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
-from tocsin.emitter.launch.signals import TO_GROUP, ForwardedSignals, Interrupted
+from tocsin.emitter.launch.signal_ladder import AFTER_SAVE_S
+from tocsin.emitter.launch.signals import ENDING, TO_GROUP, ForwardedSignals, Interrupted
 from tocsin.emitter.launch.terminal import Terminal
 from tocsin.emitter.process import process_group
 from tocsin.emitter.process.process_group import Change, Reaper
@@ -20,6 +21,9 @@ from tocsin.schemas.exit_codes import NOT_EXECUTABLE, NOT_FOUND, SIGNALLED
 
 SWEEP_S: Final = 5.0
 """What a job leaves in its group gets SIGTERM at once and SIGKILL after this long, seconds."""
+
+LEAVE_S: Final = 30.0
+"""The same where somebody ends the job with a signal: what CMD started may have to save."""
 
 _POLL_S: Final = 0.02
 
@@ -169,12 +173,24 @@ class Job:
             # A suspended process takes SIGTERM only once it goes on.
             process_group.signal_group(self.group, signal.SIGCONT)
 
-    async def sweep(self, *, everything: bool, keeping: frozenset[int] = frozenset()) -> None:
+    async def sweep(
+        self,
+        *,
+        everything: bool,
+        keeping: frozenset[int] = frozenset(),
+        saving: Callable[[], bool] = lambda: False,
+        hurry: asyncio.Event,
+    ) -> None:
         """End what CMD has left: its group, and with `everything` all its descendants.
 
-        At once SIGTERM, after `SWEEP_S` SIGKILL; returns when they are gone, or 2 s after SIGKILL.
+        At once SIGTERM, later SIGKILL; returns when they are gone, or 2 s after SIGKILL. That comes
+        after `SWEEP_S`; or after `LEAVE_S`, and up to twice that while one of them is `saving`, if
+        the job was to end by a signal that CMD alone has got: for a training below a shell SIGTERM
+        is the first word of it. `hurry`: without that.
         """
-        number, until = signal.SIGTERM, time.monotonic() + SWEEP_S
+        began = time.monotonic()
+        grace_s = LEAVE_S if self.passed_on & ENDING else SWEEP_S
+        number, until = signal.SIGTERM, began + grace_s
         signalled: set[int] = set()
         while True:
             self._reaper.reap()
@@ -189,10 +205,16 @@ class Job:
                 if pid not in signalled:
                     signalled.add(pid)
                     process_group.signal_process(pid, number)
-            if time.monotonic() > until:
+            now = time.monotonic()
+            if number is signal.SIGTERM:
+                if saving():
+                    until = max(until, min(now + AFTER_SAVE_S, began + 2 * grace_s))
+                if hurry.is_set():
+                    until = min(until, began + SWEEP_S)
+            if now > until:
                 if number is signal.SIGKILL:
                     return
-                number, until = signal.SIGKILL, time.monotonic() + 2.0
+                number, until = signal.SIGKILL, now + 2.0
                 signalled.clear()
             await asyncio.sleep(_POLL_S)
 

@@ -213,6 +213,8 @@ class _Launch:
                 # Where somebody ended it; a terminal's signal does not come through us.
                 everything=outcome in ("stopped", "interrupted") or bool(job.passed_on & ENDING),
                 keeping=self._keeping(),
+                saving=self._saving,
+                hurry=self._hurry,
             )
         finally:
             housekeeping.cancel()
@@ -444,7 +446,7 @@ class _Launch:
             if self._starting is not None:
                 self._starting.cancel()
         elif number in ENDING:
-            # The job is over: whoever is in a hurry need not wait for the drain.
+            # The job is over: whoever is in a hurry need not wait for what it left, and the drain.
             self._hurry.set()
 
     async def _housekeep(self, job: Job) -> None:
@@ -491,6 +493,10 @@ class _Launch:
             self._pins.keep(command.last_good_checkpoint, command.incarnation)
         step = None if figures is None else figures.step
         self.printer.note(messages.stop_line(data, command=command, step=step), wrong=True)
+
+    def _saving(self) -> bool:
+        members = self._members
+        return any(trainer.saving for trainer in members.living(members.incarnation))
 
     def _keeping(self) -> frozenset[int]:
         """Children of ours that are not the job's."""

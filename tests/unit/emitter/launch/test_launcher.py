@@ -184,6 +184,41 @@ def test_an_orphan_is_ended_too_where_the_signal_did_not_come_through_us(tmp_pat
     assert gone(pid_in(tmp_path / "left"))
 
 
+SAVES_ON_TERM = (
+    "import pathlib, signal, sys, time\n"
+    "def save(*_):\n"
+    "    pathlib.Path('asked').touch()\n"
+    "    time.sleep(float(sys.argv[1]))\n"
+    "    pathlib.Path('saved').touch()\n"
+    "    sys.exit()\n"
+    "signal.signal(signal.SIGTERM, save)\n"
+    "pathlib.Path('ready').touch()\n"
+    "time.sleep(300)\n"
+)
+
+
+@pytest.mark.slow
+def test_below_a_shell_a_training_has_time_to_save(tmp_path: Path) -> None:
+    (tmp_path / "saves.py").write_text(SAVES_ON_TERM)
+    job = start(tmp_path, "sh", "-c", f"{PYTHON} saves.py 7; true")
+    wait_until((tmp_path / "ready").exists)
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+    assert (tmp_path / "saved").exists()
+
+
+@pytest.mark.slow
+def test_a_second_signal_leaves_less_time_to_save(tmp_path: Path) -> None:
+    (tmp_path / "saves.py").write_text(SAVES_ON_TERM)
+    job = start(tmp_path, "sh", "-c", f"{PYTHON} saves.py 20; true")
+    wait_until((tmp_path / "ready").exists)
+    job.signal(signal.SIGTERM)
+    wait_until((tmp_path / "asked").exists)
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+    assert not (tmp_path / "saved").exists()
+
+
 def test_a_signal_before_the_job_is_started_starts_nothing(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
