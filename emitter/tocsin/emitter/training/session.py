@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from _sitebuiltins import Quitter
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -159,6 +160,8 @@ class Session:
             sys.excepthook = self._previous_hook
         if sys.exit is self._noted_exit:
             sys.exit = self._previous_exit
+        if Quitter.__call__ is self._noted_quit:
+            _set_quit(self._previous_quit)
 
     def _watch_the_end(self) -> None:
         atexit.register(self.end)
@@ -177,13 +180,24 @@ class Session:
         previous_exit = self._previous_exit = sys.exit
 
         def noted_exit(status: str | int | None = None, /) -> NoReturn:
-            # The exception hook is not called for it, and at the exit the status is not known.
-            if threading.current_thread() is threading.main_thread():
-                self._exit_asked = (status, self._steps())
+            self._note_status(status)
             previous_exit(status)
 
         sys.exit = self._noted_exit = noted_exit
+        previous_quit = self._previous_quit = Quitter.__call__
+
+        def noted_quit(quitter: Quitter, code: str | int | None = None) -> NoReturn:
+            self._note_status(code)
+            previous_quit(quitter, code)
+
+        self._noted_quit = noted_quit
+        _set_quit(noted_quit)
         self._watch_the_end_of_a_child()
+
+    def _note_status(self, status: object) -> None:
+        """The exception hook is not called for an exit, and at the end the status is not known."""
+        if threading.current_thread() is threading.main_thread():
+            self._exit_asked = (status, self._steps())
 
     def _watch_the_end_of_a_child(self) -> None:
         """A child of `multiprocessing` leaves without the usual exit: no hook is called there."""
@@ -206,7 +220,7 @@ class Session:
         return 0 if self.training is None else self.training.next_step
 
     def _note_the_exit(self) -> None:
-        """`sys.exit` was called with a failing status, and not caught to train on."""
+        """An exit was called with a failing status, and not caught to train on."""
         status, step = self._exit_asked
         if succeeded(status) or step != self._steps() or self._outcome != "completed":
             return
@@ -216,3 +230,8 @@ class Session:
 def succeeded(status: object) -> bool:
     """Whether a `SystemExit` with that code is the end of a process that did what it should."""
     return status is None or status == 0
+
+
+def _set_quit(call: Callable[[Quitter, str | int | None], NoReturn]) -> None:
+    """`exit()` and `quit()` of scripts: objects of one class, which raise without `sys.exit`."""
+    setattr(Quitter, "__call__", call)  # noqa: B010  (for mypy a method is not assigned)

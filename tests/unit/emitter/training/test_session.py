@@ -104,6 +104,9 @@ def test_what_is_logged_during_a_long_accumulation_waits_for_its_step(tmp_path: 
     ("end", "code", "outcome"),
     [
         ("sys.exit(3)", 3, "failed"),
+        ("exit(3)", 3, "failed"),
+        ("quit()", 0, "completed"),
+        ("with run: raise SystemExit(3)", 3, "failed"),
         ("with run: sys.exit(0)", 0, "completed"),
         ("try: sys.exit(3)\nexcept SystemExit: run.log({'loss': 1.0})", 0, "completed"),
     ],
