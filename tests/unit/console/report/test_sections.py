@@ -294,6 +294,30 @@ def test_memory_that_grows_is_told_and_memory_of_the_start_is_not() -> None:
     assert found.status == "info"
 
 
+def test_memory_of_all_nodes_is_judged_and_those_that_grow_most_are_shown() -> None:
+    run = MadeRun()
+    for number in range(12):
+        grown = {10: 4, 11: 8}.get(number, 0)
+        used = np.linspace(5, 5 + grown, COUNT) * GIB
+        run.node({"memory.process_tree_bytes": used}, name=f"node-{number:02}")
+    found = memory(RunNumbers(run))
+    assert found.status == "info"
+    shown = [figure.name.partition(":")[0] for figure in found.figures]
+    assert shown == ["node-11", "node-10", *(f"node-0{number}" for number in range(6))]
+    assert len(found.charts) == 8
+    assert "node-06" not in found.finding
+    assert "4 more nodes were judged: it did not grow there" in found.finding
+
+
+def test_more_nodes_that_grow_than_are_shown_are_counted() -> None:
+    run = MadeRun()
+    for number in range(10):
+        run.node(
+            {"memory.process_tree_bytes": np.linspace(5, 10, COUNT) * GIB}, name=f"node-{number}"
+        )
+    assert "2 more nodes were judged: it grew on 2 of them." in memory(RunNumbers(run)).finding
+
+
 # The loader
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -27,6 +28,7 @@ _MIN_SAMPLES: Final = 60
 _MIN_BYTES: Final = 256 * 1024**2
 _NEAR_PERCENT: Final = 95.0
 _MAX_NODES: Final = 8
+"""Nodes in the finding, the charts and the table; all are judged."""
 _MAX_GPUS: Final = 64
 """GPUs in the chart and the table; all are judged."""
 _COLUMNS: Final = (
@@ -51,7 +53,7 @@ def memory(numbers: RunNumbers) -> Section:
     if not nodes:
         return not_captured(KEY, _TITLE, "No node was sampled.", NOT_SAMPLED)
     issues = numbers.found_by("gpu_memory_increase", "host_memory_increase")
-    findings, rows, charts, figures, grows = [], [], [], [], False
+    findings, rows, charts, figures = [], [], [], []
     boxes, full = [], []
     for i, gpu in enumerate(numbers.gpus()):
         used, percent = gpu.column("memory_used_bytes"), gpu.memory_percent()
@@ -72,7 +74,9 @@ def memory(numbers: RunNumbers) -> Section:
             f"95 of 100 samples have at most {value_text(highest.p95, 'percent')} of the memory of "
             f"{highest.name} in use{', the fullest' if len(boxes) > 1 else ''}."
         )
-    for node in nodes[:_MAX_NODES]:
+    grown = {node.name: _grown(node) for node in nodes}
+    most = sorted(nodes, key=lambda node: -grown[node.name])
+    for node in most[:_MAX_NODES]:
         own = [
             ((node.name, name), v, "bytes")
             for name, c in _COLUMNS
@@ -81,14 +85,14 @@ def memory(numbers: RunNumbers) -> Section:
         rows += own
         if own:
             charts.append(_over_time(node, numbers))
-        finding, grown = _judged(node)
-        findings.append(finding)
-        grows = grows or grown
+        findings.append(_judged(node, grown[node.name]))
         peak = node.column("memory.process_tree_bytes")
         if peak is not None:
             figures.append(
                 Figure(f"{node.name}: highest memory of the job", float(np.nanmax(peak)), "bytes")
             )
+    findings.append(_others([grown[node.name] for node in most[_MAX_NODES:]]))
+    grows = any(grown.values())
     if not rows:
         return not_captured(KEY, _TITLE, "No memory was sampled.", NOT_SAMPLED)
     findings.append(reported(issues))
@@ -113,21 +117,43 @@ def growth(values: Floats) -> float | None:
     return float(np.median(known[-size:]) - np.median(known[2 * size : 3 * size]))
 
 
-def _judged(node: Node) -> tuple[str, bool]:
+def _used(node: Node) -> Floats | None:
     own = node.column("memory.process_tree_bytes")
-    used = own if own is not None else node.column("memory.used_bytes")
+    return own if own is not None else node.column("memory.used_bytes")
+
+
+def _grown(node: Node) -> float:
+    """By how much the memory in use has grown, in bytes; 0: not by enough to speak of."""
+    used = _used(node)
+    more = None if used is None else growth(used)
+    if used is None or more is None:
+        return 0.0
+    return more if more >= max(_MIN_BYTES, _GROWS * float(np.nanmedian(used))) else 0.0
+
+
+def _judged(node: Node, grown: float) -> str:
+    used = _used(node)
     if used is None:
-        return "", False
-    whose = "The job" if own is not None else "All processes"
+        return ""
+    whose = "The job" if node.column("memory.process_tree_bytes") is not None else "All processes"
     peak = value_text(float(np.nanmax(used)), "bytes")
     limit = node.column("memory.limit_bytes")
     total = limit if limit is not None else node.column("memory.total_bytes")
     of = "" if total is None else f" of {value_text(float(np.nanmax(total)), 'bytes')}"
     finding = f"{whose} used at most {peak}{of} on {node.name}."
-    more = growth(used)
-    if more is None or more < max(_MIN_BYTES, _GROWS * float(np.nanmedian(used))):
-        return finding, False
-    return f"{finding} It grew by {value_text(more, 'bytes')} in the last half of the run.", True
+    if not grown:
+        return finding
+    return f"{finding} It grew by {value_text(grown, 'bytes')} in the last half of the run."
+
+
+def _others(grown: Sequence[float]) -> str:
+    """What is said of the nodes that are not shown; empty without any."""
+    if not grown:
+        return ""
+    count = sum(map(bool, grown))
+    how = f"it grew on {count:,} of them" if count else "it did not grow there"
+    plural = " was" if len(grown) == 1 else "s were"
+    return f"{len(grown):,} more node{plural} judged: {how}."
 
 
 def _over_time(node: Node, numbers: RunNumbers) -> str:
