@@ -135,6 +135,7 @@ def redriven(
             redrives = other.redrives
         elif other.state == "delivered" and follows(other, letter):
             return f"a later state of the issue was delivered: {other.issue_state}"
+    began_ms = letter.created_ms if letter.redriven_ms is None else letter.redriven_ms
     return letter.model_copy(
         update={
             "state": "pending",
@@ -144,7 +145,7 @@ def redriven(
             "attempts": 0,
             "updated_ms": max(now_ms, letter.updated_ms),
             "next_attempt_ms": now_ms,
-            "give_up_ms": now_ms + letter.give_up_ms - letter.created_ms,
+            "give_up_ms": now_ms + letter.give_up_ms - began_ms,
             "suspended_until_ms": None,
         }
     )

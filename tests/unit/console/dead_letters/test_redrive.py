@@ -45,6 +45,15 @@ def test_it_keeps_its_id_and_has_its_time_anew() -> None:
     )
 
 
+def test_each_time_it_has_as_long_as_the_first_time() -> None:
+    entry = again(FAILED)
+    assert isinstance(entry, Delivery)
+    expired = entry.model_copy(update={"state": "expired"})
+    second = redriven(expired, [expired], by="ana", now_ms=LATER_MS + 90_000)
+    assert isinstance(second, Delivery)
+    assert second.give_up_ms == LATER_MS + 90_000 + 60_000
+
+
 @pytest.mark.parametrize(
     ("letter", "ledger", "why"),
     [
