@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from tocsin.emitter.probes.inputs.named_data import NamedData
     from tocsin.emitter.probes.losses import Loss
 
-MAX_EARLY: Final = 10_000
-"""Calls before the first optimizer step that are kept until it comes."""
-
 LOOP_WITHOUT_OPTIMIZER: Final = 100
 """After so many of them without a step, and without backward calls that one may follow, none is
 expected any more."""
@@ -307,20 +304,16 @@ class Run:
         """Do it now, or once a training has begun: its model and optimizer are not known before."""
         torch_patches = sys.modules.get("tocsin.emitter.hooks.torch_patches")
         if torch_patches is not None and self._session.training is None:
-            self._keep(call)
+            self._session.keep(call)
         else:
             self._report(call)
 
     def _report(self, call: Callable[[], None]) -> None:
         """Do it now, or once the ranks of this job know which training they are in."""
         if self._session.training is None and ranks_to_come(os.environ):
-            self._keep(call)
+            self._session.keep(call)
         else:
             call()
-
-    def _keep(self, call: Callable[[], None]) -> None:
-        if len(self._session.early) < MAX_EARLY:
-            self._session.early.append(call)
 
     def _log(self, columns: list[str], numbers: list[float], step: int | None) -> bool:
         """Whether this is a step of a loop without torch."""
@@ -332,7 +325,7 @@ class Run:
         if torch_patches is not None and self._session.training is None:
             kept = len(self._session.early)
             if kept < LOOP_WITHOUT_OPTIMIZER or torch_patches.hooks.accumulates:
-                self._keep(row)
+                self._session.keep(row)
                 return False
             # A loop in JAX that uses a data loader of torch, or with an optimizer of its own.
         self._report(row)

@@ -19,6 +19,7 @@ from tocsin.emitter.plan.settings import CaptureSettings, capture_settings, lay_
 from tocsin.emitter.process.environment import CAPTURE
 from tocsin.emitter.process.identity import identify, rank_of
 from tocsin.emitter.process.isolation import Isolation, to_stderr
+from tocsin.emitter.process.stderr import print_line
 from tocsin.emitter.training.training import SETTINGS, Shape, Training
 from tocsin.schemas.records.runs import Outcome
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 CLOSE_S: Final = 5.0
 CAPTURE_S: Final = 2.0
+
+MAX_EARLY: Final = 10_000
+"""Calls before the first optimizer step that are kept until it comes."""
 
 
 class Session:
@@ -50,6 +54,7 @@ class Session:
         self._outcome: Outcome = "completed"
         self._reason = ""
         self._exit_asked: tuple[object, int] = (None, 0)
+        self._not_kept = 0
         self._announced = False
         self._over = False
         self._closing: list[threading.Thread] = []
@@ -92,6 +97,18 @@ class Session:
         self._pid = os.getpid()
         return self.training
 
+    def keep(self, call: Callable[[], None]) -> None:
+        """Do it once the training has begun. Beyond `MAX_EARLY` it is left out, and counted."""
+        if len(self.early) < MAX_EARLY:
+            self.early.append(call)
+            return
+        if self._not_kept == 0:
+            print_line(
+                f"more than {MAX_EARLY:,} calls of run.log and others before the first step: "
+                "no more are kept until it comes"
+            )
+        self._not_kept += 1
+
     def announce(self, shape: Shape) -> None:
         """Say that the training has begun, once."""
         if self.training is not None and not self._announced:
@@ -100,6 +117,12 @@ class Session:
             if after_begin is not None:
                 self.isolation.run("stop", after_begin, self.training)
             self.training.start(shape, self.labels)
+            if self._not_kept:
+                print_line(
+                    f"calls of run.log and others that were not kept: {self._not_kept:,}, behind "
+                    f"the first {MAX_EARLY:,} before the first step"
+                )
+                self._not_kept = 0
             early, self.early = self.early, []
             for call in early:
                 self.isolation.run("api", call)

@@ -100,6 +100,30 @@ def test_what_is_logged_during_a_long_accumulation_waits_for_its_step(tmp_path: 
         assert current.session.training.next_step == 2
 
 
+def test_calls_beyond_those_kept_before_the_first_step_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tocsin.emitter.training.session.MAX_EARLY", 5)
+    with captured(tmp_path):
+        assert current.session is not None
+        run = Run(current.session)
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(5):
+            run.log({"part": 1.0})
+        assert capsys.readouterr().err == ""
+        for _ in range(3):
+            run.log({"part": 1.0})
+        assert capsys.readouterr().err.count("more than 5 calls of run.log and others") == 1
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        assert capsys.readouterr().err == (
+            "tocsin: calls of run.log and others that were not kept: 3, behind the first 5 before "
+            "the first step\n"
+        )
+
+
 @pytest.mark.parametrize(
     ("end", "code", "outcome"),
     [
