@@ -50,8 +50,8 @@ class LoopState:
         """The most of them between two steps of this training."""
         self.discarded = False
         """Whether gradients were cleared without a step."""
-        self.scaled: tuple[int, torch.Tensor] | None = None
-        """The id of what a GradScaler has scaled last, and the loss before it was scaled."""
+        self.scaled: tuple[int, torch.Tensor | list[torch.Tensor]] | None = None
+        """The id of what a GradScaler has scaled last, and the loss or losses before that."""
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """The parameters of all optimizers, of any shape; none before the first step."""

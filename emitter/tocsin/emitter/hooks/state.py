@@ -26,7 +26,7 @@ from tocsin.emitter.hooks.loop_state import LoopState
 from tocsin.emitter.hooks.uncompiled import leave_uncompiled
 from tocsin.emitter.model.mesh_names import is_distributed
 from tocsin.emitter.probes.activations.watch import activations
-from tocsin.emitter.probes.losses import loss_of, only
+from tocsin.emitter.probes.losses import first, first_bad, loss_of, only
 from tocsin.emitter.process.environment import RUN_ID
 from tocsin.emitter.process.isolation import to_stderr
 from tocsin.emitter.stop import unwatched
@@ -250,18 +250,23 @@ class Hooks(LoopState):
         if self.threads.any and self.threads.train_here(self.hook_probes.thread):
             return
         scaled, self.scaled = self.scaled, None
-        unscaled = scaled[1] if scaled is not None and scaled[0] == id(only(tensors)) else None
-        reads = self.may_read(only(tensors))
+        unscaled = None
+        if scaled is not None and scaled[0] in (id(tensors), id(only(tensors))):
+            unscaled = scaled[1]
+        begins = first(tensors)
+        reads = self.may_read(begins)
         if reads and self.cleared.had and not self.stepping:
             self.find_skipped()
-        loss = loss_of(tensors, unscaled)
+        # Several of which some are scaled, each by itself, are no loss.
+        mixed = scaled is not None and unscaled is None and only(tensors) is not begins
+        loss = None if mixed else loss_of(tensors, unscaled)
         if loss is not None:
             alone = not self.gradients.several
             if reads and (self.capture is None or not alone):
-                self.cleared.begun_from(only(tensors), anew=not (alone or self.cleared.had))
+                self.cleared.begun_from(begins, anew=not (alone or self.cleared.had))
             self.losses.add(loss, begun=self.capture is not None)
             if isinstance(loss, float) and not math.isfinite(loss) and self.capture is not None:
-                self.isolation.run("origin", self.capture.bad_loss, only(tensors))
+                self.isolation.run("origin", self.capture.bad_loss, first_bad(tensors))
         self.local.backward = self.backwards
         self.backwards += 1
         if self.capture is None:
@@ -292,11 +297,14 @@ class Hooks(LoopState):
 
     def on_scale(self, before: object, after: object) -> None:
         """Called after `GradScaler.scale` of `before`, which returned `after`; a tensor of one
-        element is a loss.
+        element is a loss, and so are several of them in a list.
         """
         self.local.scaled = True
         if isinstance(before, torch.Tensor) and before.numel() == 1:
             self.scaled = (id(after), before.detach())
+        elif isinstance(before, tuple | list):
+            tensors = [one.detach() for one in before if isinstance(one, torch.Tensor)]
+            self.scaled = (id(after), tensors)
 
     def on_scaler_update(self, scaler: object) -> bool:
         """Called after `GradScaler.update`. Whether there is a training."""

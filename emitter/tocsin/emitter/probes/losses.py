@@ -6,6 +6,7 @@ What is kept is a number, or on a GPU a detached copy of one number: never a gra
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Final, TypeAlias
 
@@ -19,6 +20,9 @@ from tocsin.emitter.statistics.async_copy import HostCopy, is_recording
 MAX_LOSSES: Final = 100_000
 """Backward calls of one step that are kept; what comes after is left out."""
 
+MAX_TOGETHER: Final = 64
+"""Losses of one backward call that are added up; of more there is no loss."""
+
 Loss: TypeAlias = "float | torch.Tensor"
 """A number, or a detached tensor `[1]` of float32 on a GPU."""
 
@@ -26,16 +30,19 @@ is_here: Final = attrgetter("is_cpu")
 """Whether a tensor is on the host, where it can be read at once."""
 
 
-def loss_of(tensors: object, unscaled: torch.Tensor | None) -> Loss | None:
-    """The loss of a backward call from these tensors, if it is one number; None: it is not.
+def loss_of(tensors: object, unscaled: object) -> Loss | None:
+    """The loss of a backward call from these tensors, if each is one number; None: it is not.
 
-    A float where it is on the CPU, else a detached copy `[1]`, float32, on its device.
+    Of several it is their sum, whose gradient the call computes. A float where it is on the CPU,
+    else a detached copy `[1]`, float32, on its device.
 
     Args:
-        tensors: the tensor that backward is called of, of any shape, or a sequence of one.
-        unscaled: what a GradScaler has scaled, which stands for it.
+        tensors: the tensor that backward is called of, of any shape, or a sequence.
+        unscaled: what a GradScaler has scaled, which stands for them.
     """
-    loss = only(tensors) if unscaled is None else unscaled
+    loss = only(tensors if unscaled is None else unscaled)
+    if isinstance(loss, tuple | list):
+        return _sum_of(loss)
     if not isinstance(loss, torch.Tensor):
         return None
     if type(loss) is torch.Tensor and is_here(loss) and loss.dtype.is_floating_point:
@@ -50,6 +57,20 @@ def loss_of(tensors: object, unscaled: torch.Tensor | None) -> Loss | None:
         return float(loss)
     copied: torch.Tensor = loss.reshape(1).to(torch.float32, copy=True)
     return copied
+
+
+def _sum_of(tensors: Sequence[object]) -> Loss | None:
+    if not 0 < len(tensors) <= MAX_TOGETHER:
+        return None
+    total: Loss = 0.0
+    for each in tensors:
+        loss = loss_of(each, None) if isinstance(each, torch.Tensor) else None
+        if loss is None:
+            return None
+        if isinstance(total, torch.Tensor) and isinstance(loss, torch.Tensor):
+            loss = loss.to(total.device)
+        total = total + loss
+    return total
 
 
 class _MixedLosses(HostCopy):
@@ -82,6 +103,21 @@ def only(tensors: object) -> object:
     if isinstance(tensors, tuple | list) and len(tensors) == 1:
         return tensors[0]
     return tensors
+
+
+def first(tensors: object) -> object:
+    """The first one of a sequence, else the thing itself: its graph stands for that of all."""
+    return tensors[0] if isinstance(tensors, tuple | list) and tensors else tensors
+
+
+def first_bad(tensors: object) -> object:
+    """The first one on the CPU that is not finite, if there are several, else the thing itself."""
+    if isinstance(tensors, tuple | list):
+        for each in tensors:
+            loss = loss_of(each, None)
+            if isinstance(loss, float) and not math.isfinite(loss):
+                return each
+    return first(tensors)
 
 
 class LossBuffer:

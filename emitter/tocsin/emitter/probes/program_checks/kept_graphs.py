@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from tocsin.emitter.probes.losses import only
+from tocsin.emitter.probes.losses import first
 from tocsin.emitter.probes.spacing import LATE, Spacing
 from tocsin.emitter.statistics.async_copy import is_recording
 
@@ -61,7 +61,7 @@ class KeptGraphs:
         if torch.compiler.is_compiling():
             return  # traced with the training: nothing of ours may be in its graph
         self.next_mark = step + self.spacing.checked(step)
-        loss = only(tensors)
+        loss = first(tensors)
         if not isinstance(loss, torch.Tensor) or is_recording():
             return
         node, mark = loss.grad_fn, _Mark()

@@ -1,0 +1,63 @@
+"""The loss of a backward call, from one tensor or several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.trainings.captured import captured, said
+from tocsin.emitter.probes.losses import MAX_TOGETHER, first_bad, loss_of
+
+ONE, TWO = torch.tensor(1.5), torch.tensor([2.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "loss"),
+    [
+        (ONE, 1.5),
+        ([ONE], 1.5),
+        ([ONE, TWO], 3.5),
+        ((ONE, TWO, ONE), 5.0),
+        ([ONE, torch.ones(2)], None),
+        ([], None),
+        ([ONE, None], None),
+        ([ONE] * (MAX_TOGETHER + 1), None),
+    ],
+)
+def test_several_losses_count_by_their_sum(tensors: object, loss: float | None) -> None:
+    assert loss_of(tensors, None) == loss
+
+
+def test_the_first_bad_one_of_several_is_found() -> None:
+    bad = torch.tensor(float("nan"))
+    assert first_bad([ONE, bad, TWO]) is bad
+    assert first_bad(bad) is bad
+
+
+@pytest.mark.parametrize("scaled", ["not", "together", "each"])
+def test_one_backward_call_of_several_losses_is_one_loss(tmp_path: Path, scaled: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled != "not")
+    losses = []
+    with captured(tmp_path):
+        for _ in range(30):
+            optimizer.zero_grad()
+            out = model(torch.ones(4, 3)).pow(2)
+            parts = [out[:, 0].mean(), out[:, 1].mean()]
+            losses.append(sum(part.item() for part in parts))
+            together = scaler.scale(parts) if scaled != "each" else [*map(scaler.scale, parts)]
+            torch.autograd.backward(together)
+            scaler.step(optimizer)
+            scaler.update()
+    steps = said(tmp_path).steps()
+    assert steps.keys() == set(range(30))
+    if scaled == "each":
+        # Which of them was scaled from what is not known; never is a scaled number a loss.
+        assert not any("loss" in values for values in steps.values())
+        return
+    assert [steps[i]["loss"] for i in range(30)] == pytest.approx(losses, rel=1e-5)
+    assert not any("micro_batches" in values for values in steps.values())
