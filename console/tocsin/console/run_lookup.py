@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from tocsin.bus.port import Bus, MissingBus, UnknownTopic
 from tocsin.console.views.bus_view import read_runs
-from tocsin.console.views.selection import named
+from tocsin.console.views.selection import ambiguous, named
 from tocsin.schemas.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -61,12 +61,17 @@ def run_named(
             training. As `run_of` does.
     """
     run = _run_begun(context, store, text, incarnation)
+    check_training(run, incarnation)
+    return run
+
+
+def check_training(run: Run, incarnation: str | None) -> None:
+    """Raise ConfigurationError if the run has no such training; None: any will do."""
     if incarnation is not None and incarnation not in run.incarnations:
         listed = ", ".join(run.incarnations[-_NAMED:]) or "none"
         raise ConfigurationError(
             f"run {run.run_id!r} has no training {incarnation!r}; its newest: {listed}"
         )
-    return run
 
 
 def _run_begun(
@@ -84,10 +89,7 @@ def _run_begun(
         if not begun:
             raise
     if len(begun) > 1:
-        listed = ", ".join(begun[:_NAMED]) + (", …" if len(begun) > _NAMED else "")
-        raise ConfigurationError(
-            f"{len(begun)} runs start with {text!r}: {listed}; give more of the id"
-        )
+        raise ambiguous(text, begun)
     return run_of(context, store, begun[0], incarnation)
 
 

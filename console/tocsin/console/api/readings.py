@@ -35,6 +35,8 @@ from tocsin.console.api.requests import (
     ReadSystem,
     Request,
 )
+from tocsin.console.run_lookup import check_training
+from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.collections import MODES
 from tocsin.schemas.records.events import Model
 
@@ -199,11 +201,10 @@ async def _read(request: Request[OfTraining], read: Callable[[Run], T]) -> Facts
     wanted = request.asked.incarnation
 
     def checked(run: Run) -> T:
-        if wanted is not None and wanted not in run.incarnations:
-            listed = ", ".join(run.incarnations) or "none"
-            raise ProblemError(
-                "unknown", f"run {run.run_id} has no incarnation {wanted}; it has {listed}"
-            )
+        try:
+            check_training(run, wanted)
+        except ConfigurationError as error:
+            raise ProblemError("unknown", str(error)) from None
         return read(run)
 
     try:

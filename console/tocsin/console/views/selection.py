@@ -105,6 +105,14 @@ def named(text: str, known: Iterable[str]) -> Sequence[str]:
     return [text] if text in begun else begun
 
 
+def ambiguous(text: str, run_ids: Sequence[str]) -> ConfigurationError:
+    """The error that several runs may be meant."""
+    listed = _listed(map(plain_line, run_ids))
+    return ConfigurationError(
+        f"{len(run_ids)} runs start with {_quoted(text)}: {listed}; give more of the id"
+    )
+
+
 def choose_run(runs: Sequence[RunView], text: str) -> RunView:
     """The run of that id, else the only one that runs whose id begins so, else the only one.
 
@@ -119,11 +127,7 @@ def choose_run(runs: Sequence[RunView], text: str) -> RunView:
     if len(alive or begin_so) == 1:
         return (alive or begin_so)[0]
     if begin_so:
-        listed = _listed(plain_line(run.run_id) for run in alive or begin_so)
-        raise ConfigurationError(
-            f"{len(alive or begin_so)} runs start with {_quoted(text)}: {listed}; "
-            "give more of the id"
-        )
+        raise ambiguous(text, [run.run_id for run in alive or begin_so])
     running = [plain_line(run.run_id) for run in reversed(runs) if run.state == "running"]
     now = f"running now: {_listed(running)}" if running else "no run is active"
     raise ConfigurationError(

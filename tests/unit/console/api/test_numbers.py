@@ -173,7 +173,7 @@ def test_a_node_of_many_columns_is_read_with_fewer_points(
         ("read_matrix", {"statistic": "l3"}, "no statistic of gradients"),
         ("read_system", {"node": "other"}, "no node 'other'"),
         ("find_tensors", {"collection": "weights"}, "no collection 'weights'"),
-        ("get_captured", {"incarnation": "other"}, "no incarnation other; it has made-1"),
+        ("get_captured", {"incarnation": "other"}, "no training 'other'; its newest: made-1"),
     ],
 )
 def test_what_was_not_captured_is_told_with_what_was(
