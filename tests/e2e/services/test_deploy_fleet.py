@@ -60,7 +60,7 @@ def test_each_query_asks_for_metrics_that_there_are_by_labels_that_they_have() -
             assert (METRICS[name].kind == "histogram") == bool(part), f"{where}: {name}{part}"
             asked.add(name)
             for label in re.findall(r"by \(([^)]*)\)", query):
-                known = {*METRICS[name].labels, "le", "instance", "job"}
+                known = {*METRICS[name].labels, "le", "instance", "job", "prefix"}
                 assert {one.strip() for one in label.split(",")} <= known, f"{where}: {label}"
     assert len(asked) >= 15
 
