@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from support.trainings.captured import captured, said
+from tocsin.emitter.probes import losses
 from tocsin.emitter.probes.losses import MAX_TOGETHER, first_bad, loss_of
 
 ONE, TWO = torch.tensor(1.5), torch.tensor([2.0], dtype=torch.float64)
@@ -30,6 +31,16 @@ def test_several_losses_count_by_their_sum(tensors: object, loss: float | None) 
     assert loss_of(tensors, None) == loss
 
 
+def test_those_on_a_device_are_added_up_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As if float64 were on the host, and all else on a GPU: nothing there may be read.
+    monkeypatch.setattr(losses, "is_here", lambda tensor: tensor.dtype == torch.float64)
+    for tensors in ([ONE, ONE], [ONE, TWO], [TWO, ONE]):
+        total = loss_of([one.clone().requires_grad_() for one in tensors], None)
+        assert isinstance(total, torch.Tensor)
+        assert (total.shape, total.dtype, total.requires_grad) == ((1,), torch.float32, False)
+        assert float(total) == sum(float(one) for one in tensors)
+
+
 def test_the_first_bad_one_of_several_is_found() -> None:
     bad = torch.tensor(float("nan"))
     assert first_bad([ONE, bad, TWO]) is bad
@@ -42,13 +53,13 @@ def test_one_backward_call_of_several_losses_is_one_loss(tmp_path: Path, scaled:
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled != "not")
-    losses = []
+    sums = []
     with captured(tmp_path):
         for _ in range(30):
             optimizer.zero_grad()
             out = model(torch.ones(4, 3)).pow(2)
             parts = [out[:, 0].mean(), out[:, 1].mean()]
-            losses.append(sum(part.item() for part in parts))
+            sums.append(sum(part.item() for part in parts))
             together = scaler.scale(parts) if scaled != "each" else [*map(scaler.scale, parts)]
             torch.autograd.backward(together)
             scaler.step(optimizer)
@@ -59,5 +70,5 @@ def test_one_backward_call_of_several_losses_is_one_loss(tmp_path: Path, scaled:
         # Which of them was scaled from what is not known; never is a scaled number a loss.
         assert not any("loss" in values for values in steps.values())
         return
-    assert [steps[i]["loss"] for i in range(30)] == pytest.approx(losses, rel=1e-5)
+    assert [steps[i]["loss"] for i in range(30)] == pytest.approx(sums, rel=1e-5)
     assert not any("micro_batches" in values for values in steps.values())
