@@ -303,8 +303,10 @@ class Hooks(LoopState):
         if isinstance(before, torch.Tensor) and before.numel() == 1:
             self.scaled = (id(after), before.detach())
         elif isinstance(before, tuple | list):
-            tensors = [one.detach() for one in before if isinstance(one, torch.Tensor)]
-            self.scaled = (id(after), tensors)
+            losses = [one for one in before if isinstance(one, torch.Tensor) and one.numel() == 1]
+            # Others are not kept: they may be large.
+            if len(losses) == len(before):
+                self.scaled = (id(after), [loss.detach() for loss in losses])
 
     def on_scaler_update(self, scaler: object) -> bool:
         """Called after `GradScaler.update`. Whether there is a training."""
