@@ -186,11 +186,11 @@ def test_the_machine_is_shown(lived: Lived) -> None:
 def test_people_zoom_into_a_curve_without_a_policy_being_broken(lived: Lived) -> None:
     browser = lived.browser
     browser.open(f"/runs/{RUN}/zoom?name=loss")
-    browser.until(lambda: browser.run("return document.querySelector('#zoom').dataset.drawn"))
+    browser.until(lambda: browser.run("return document.querySelector('#zoom')?.dataset.drawn"))
     assert browser.all("#zoom .main-svg .scatterlayer .trace path")
     browser.run("Plotly.relayout('zoom', {'xaxis.range[0]': 2, 'xaxis.range[1]': 8})")
     browser.until(
-        lambda: browser.run("return document.querySelector('#zoom').dataset.drawn") == "1"
+        lambda: browser.run("return document.querySelector('#zoom')?.dataset.drawn") == "1"
     )
     browser.reads("Shown: 9 of 9 points", "#zoom-count")
     check(browser, "zoom")

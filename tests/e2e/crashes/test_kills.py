@@ -38,12 +38,13 @@ from tocsin.schemas.records.runs import RunEnded
 from tocsin.schemas.records.stops.commands import StopRequested
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition
+from tocsin.stream_rules.rules.numerical.nonfinite import Nonfinite
 
 K = 60
 """The step of the NaN: late enough that all is up and the killing can begin before it."""
 
 UNDISTURBED = issue_id(
-    "killed", incarnation_id("killed", "4711", 0, 0), "nonfinite", 1,
+    "killed", incarnation_id("killed", "4711", 0, 0), "nonfinite", Nonfinite.meta.version,
     f"||{K}|gradients|0.weight",
 )  # fmt: skip
 """The issue's id where nothing is killed: it is made of what was observed alone."""

@@ -43,8 +43,15 @@ def child_of(pid: int) -> psutil.Process:
     return next(
         child
         for child in psutil.Process(pid).children()
-        if any("stream_rules.custom.child" in word for word in child.cmdline())
+        if any("stream_rules.custom.child" in word for word in _command(child))
     )
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:  # one of another test, which has ended
+        return []
 
 
 REASONS = {
