@@ -91,8 +91,9 @@ def _problem(error: ErrorDetails, model: type[BaseModel], top: Loc) -> Problem:
             return unknown_key(key, loc, keys_of(owner))
         case "missing":
             message = f"the key {key!r} is missing"
-            field = next(f for n, f in owner.model_fields.items() if key in (n, f.alias))
-            examples = field.examples
+            # In a model of a rule's author it may belong to another part of a union.
+            fields = owner.model_fields.items()
+            examples = next((f.examples for n, f in fields if key in (n, f.alias)), None)
             hint = f"{key}: {_in_yaml(examples[0])}" if examples else None
             return Problem((*top, *inner[:-1]), message, "missing_key", hint)
         case "literal_error":
