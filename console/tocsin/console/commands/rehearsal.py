@@ -143,7 +143,13 @@ def run_tests(
     Virtual time, no network, and nothing is sent. The exit code is 0 if all tests pass, 1 if not.
     """
     from tocsin.console.configuration.scenarios import read_scenarios
-    from tocsin.console.configuration.trials import as_json, as_junit, as_text, try_file
+    from tocsin.console.configuration.trials import (
+        as_json,
+        as_junit,
+        as_text,
+        try_file,
+        write_result,
+    )
     from tocsin.console.context import read_configuration
 
     found = files or sorted(Path().glob("*_test.yaml"))
@@ -156,7 +162,7 @@ def run_tests(
         assert loaded.path is not None
         tried.append(try_file(scenarios, loaded.config, path=loaded.path, update=update))
     if junit is not None:
-        junit.write_text(as_junit(tried), encoding="utf-8")
+        write_result(junit, as_junit(tried))
     typer.echo(as_json(tried) if json_output else "\n".join(map(as_text, tried)))
     failed = any(trial.failures for one in tried for trial in one.trials)
     raise typer.Exit(FAILED if failed else 0)

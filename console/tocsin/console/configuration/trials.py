@@ -87,7 +87,8 @@ def try_file(scenarios: Scenarios, config: Config, *, path: Path, update: bool =
     """Run all tests of a file over its configuration. Reads files, and with `update` writes them.
 
     Raises:
-        ConfigurationError: a test names a rule that is not on, or a file that cannot be read.
+        ConfigurationError: a test names a rule that is not on, or a file that cannot be read or
+            written.
     """
     place = places(path)
     coverage = _nothing_used(config, place)
@@ -182,7 +183,7 @@ class _Trial:
     def _compared(self, golden: Path, found: object, *, update: bool) -> list[Failure]:
         text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
         if update:
-            golden.write_text(text, encoding="utf-8")
+            write_result(golden, text)
             return []
         place = self._scenarios.place((*self._loc, "golden"))
         try:
@@ -217,6 +218,15 @@ class _Trial:
                 where = place(entry.loc)
                 if delivery.held == "inhibition" and f"{where})" in delivery.reason:
                     used["inhibitions"][_name(entry.name, where)] = True
+
+
+def write_result(path: Path, text: str) -> None:
+    """Write a file, and make its folder. Raises ConfigurationError: that is not possible."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def as_text(tried: Tried) -> str:

@@ -14,6 +14,7 @@ from tocsin.actions.receivers.build import Receivers
 from tocsin.console.__main__ import app
 from tocsin.console.configuration.check import check_file
 from tocsin.schemas.configuration.problems import ConfigProblems
+from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.events import Event
 
 EXAMPLES = sorted((Path(__file__).parents[4] / "examples").glob("*/tocsin.yaml"))
@@ -152,6 +153,22 @@ def test_a_replay_is_compared_with_what_was_written_before() -> None:
     assert (missing.exit_code, written.exit_code, same.exit_code) == (1, 0, 0)
     assert changed.exit_code == 1
     assert 'week.expected.json differs: - "action": "stop",' in changed.output
+
+
+def test_an_update_makes_the_folder_or_names_the_path_that_it_cannot_write() -> None:
+    event = Event.wrap(issue("gpt-1"), id="i/1", source="/x", time_ms=NOW_MS)
+    Path("week.jsonl").write_text(event.encode().decode() + "\n")
+    tests = "tests: [{name: week, replay: week.jsonl, golden: expected/gpt/week.json}]\n"
+    Path("tocsin_test.yaml").write_text(tests)
+
+    written, same = run("--update", "--junit", "reports/junit.xml"), run()
+    Path("tocsin_test.yaml").write_text(tests.replace("expected/gpt", "week.jsonl"))
+    refused = run("--update")
+
+    assert (written.exit_code, same.exit_code) == (0, 0), written.output
+    assert Path("reports/junit.xml").is_file()
+    assert isinstance(refused.exception, ConfigurationError)
+    assert str(refused.exception).startswith("cannot write week.jsonl/week.json: ")
 
 
 @pytest.mark.parametrize("config", EXAMPLES, ids=lambda path: path.parent.name)
