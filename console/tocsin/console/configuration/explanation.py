@@ -25,7 +25,7 @@ from tocsin.schemas.ids import issue_id
 from tocsin.schemas.records.issues import Issue, IssueFiring, Severity, Subject
 from tocsin.schemas.text import plain_line, time_text
 from tocsin.stream_rules.catalogue import built_in
-from tocsin.stream_rules.engine.configured_rules import rule_specs
+from tocsin.stream_rules.engine.configured_rules import RuleSpec, rule_specs
 
 RUN = "run"
 """The label that names the run; it is no label of it."""
@@ -60,6 +60,24 @@ class _NothingElse(Known):
         return Fleet()
 
 
+def name_of_rule(config: Config, rule: str) -> str:
+    """The name that issues of this rule have; `rule` may be an alias of it.
+
+    Raises:
+        ConfigurationError: no such rule is on.
+    """
+    on = {*_specs(config), *(entry.name for entry in config.rules if not entry.off)}
+    own = built_in().get(rule).meta.name if rule in built_in().aliases() else rule
+    if own not in on:
+        hint = did_you_mean(own, on, list_up_to=0)
+        off = "is switched off" if own in built_in().names() else "does not exist"
+        raise ConfigurationError(
+            f"the rule {rule!r} {off} in this configuration"
+            + (f"; the nearest that is on: {hint}" if hint else "")
+        )
+    return own
+
+
 def sample_issue(
     config: Config, rule: str, severity: Severity | None, labels: Mapping[str, str], at_ms: int
 ) -> IssueFiring:
@@ -68,19 +86,8 @@ def sample_issue(
     Raises:
         ConfigurationError: no such rule is on.
     """
-    specs = {spec.name: spec for spec in rule_specs(config.rules, defaults=config.defaults.rules)}
-    custom = {entry.name for entry in config.rules if not entry.off} - set(specs)
-    own = rule
-    if rule in built_in().aliases():
-        own = built_in().get(rule).meta.name
-    spec = specs.get(own)
-    if spec is None and own not in custom:
-        hint = did_you_mean(own, {*specs, *custom}, list_up_to=0)
-        off = "is switched off" if own in built_in().names() else "does not exist"
-        raise ConfigurationError(
-            f"the rule {rule!r} {off} in this configuration"
-            + (f"; the nearest that is on: {hint}" if hint else "")
-        )
+    own = name_of_rule(config, rule)
+    spec = _specs(config).get(own)
     meta = None if spec is None else spec.rule.meta
     grave = severity or (spec and spec.severity) or (meta.severity if meta else "warning")
     worthy = meta is not None and meta.stop_worthy
@@ -136,6 +143,11 @@ def as_json(issue: IssueFiring, steps: Sequence[Step], now_ms: int) -> str:
         "decisions": [asdict(step) for step in steps],
     }
     return json.dumps(facts, indent=2, ensure_ascii=False)
+
+
+def _specs(config: Config) -> dict[str, RuleSpec]:
+    """The rules of tocsin's own that are on, by name."""
+    return {spec.name: spec for spec in rule_specs(config.rules, defaults=config.defaults.rules)}
 
 
 def _rule(config: Config, issue: IssueFiring, decisions: Decisions) -> Iterator[Step]:

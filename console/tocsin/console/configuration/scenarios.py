@@ -10,7 +10,7 @@ from typing import Final, Self
 
 from pydantic import Field, model_validator
 
-from tocsin.schemas.configuration.problems import ConfigProblems, Loc, Problem
+from tocsin.schemas.configuration.problems import ConfigProblems, Loc, Problem, did_you_mean
 from tocsin.schemas.configuration.sections import Section
 from tocsin.schemas.configuration.sources import DEFAULT_FILE, Sources, read_config
 from tocsin.schemas.configuration.validation import parse_model
@@ -171,9 +171,14 @@ def read_scenarios(path: Path) -> Scenarios:
 def _unknown_runs(file: ScenarioFile) -> Iterator[Problem]:
     for number, test in enumerate(file.tests):
         runs = {run.name for run in test.runs}
-        for index, fed in enumerate(test.feed):
-            if fed.run not in runs:
-                loc = ("tests", number, "feed", index, "run")
-                yield Problem(
-                    loc, f"unknown run {fed.run!r}", "unknown_run", "list it under 'runs'"
-                )
+        named: list[tuple[str | None, Loc]] = [
+            (fed.run, ("feed", index, "run")) for index, fed in enumerate(test.feed)
+        ]
+        for part, matches in (("expect", test.expect), ("never", test.never)):
+            for index, match in enumerate(matches):
+                named.append((match.run, (part, index, "run")))
+                named.append((None if match.stop == ANY else match.stop, (part, index, "stop")))
+        for run, loc in named:
+            if run is not None and run not in runs:
+                hint = did_you_mean(run, runs, list_up_to=0) or "list it under 'runs'"
+                yield Problem(("tests", number, *loc), f"unknown run {run!r}", "unknown_run", hint)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from operator import itemgetter
 from pathlib import Path
+from typing import TypeVar
 
 from tocsin.actions.config import places
 from tocsin.actions.decision.issue_labels import issue_labels
@@ -17,7 +18,7 @@ from tocsin.actions.decision.planned import STOP, Place
 from tocsin.actions.decision.routes import matching
 from tocsin.actions.receivers.message import message_for
 from tocsin.actions.simulation import Sent, Simulation
-from tocsin.console.configuration.explanation import sample_issue
+from tocsin.console.configuration.explanation import name_of_rule, sample_issue
 from tocsin.console.configuration.rehearsal import TimedEvent, happened, read_dump
 from tocsin.console.configuration.scenarios import (
     ANY,
@@ -28,6 +29,7 @@ from tocsin.console.configuration.scenarios import (
     Scenarios,
 )
 from tocsin.schemas.configuration.file import Config
+from tocsin.schemas.configuration.problems import Loc, did_you_mean
 from tocsin.schemas.configuration.values import format_duration
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.ids import issue_id
@@ -38,6 +40,8 @@ from tocsin.schemas.text import time_text
 
 _STATES = {"firing": IssueFiring, "ongoing": IssueOngoing, "resolved": IssueResolved}
 _SECOND_MS = 1000
+
+MatchT = TypeVar("MatchT", bound=Match)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +91,8 @@ def try_file(scenarios: Scenarios, config: Config, *, path: Path, update: bool =
     """Run all tests of a file over its configuration. Reads files, and with `update` writes them.
 
     Raises:
-        ConfigurationError: a test names a rule that is not on, or a file that cannot be read or
-            written.
+        ConfigurationError: a test names a rule that is not on, an unknown receiver, or a file that
+            cannot be read or written.
     """
     place = places(path)
     coverage = _nothing_used(config, place)
@@ -119,6 +123,12 @@ class _Trial:
         self._path = path
         self._place = place
         self._coverage = coverage
+        self._expect = [
+            self._named(one, ("expect", index)) for index, one in enumerate(self._scenario.expect)
+        ]
+        self._never = [
+            self._named(one, ("never", index)) for index, one in enumerate(self._scenario.never)
+        ]
 
     async def run(self, *, update: bool) -> list[Failure]:
         scenario = self._scenario
@@ -148,15 +158,35 @@ class _Trial:
         events = []
         for index, spec in enumerate(scenario.feed):
             at_ms = start_ms + _ms(spec.at)
-            try:
-                events.append(_event(self._config, spec, labels[spec.run], at_ms, index))
-            except ConfigurationError as err:
-                place = self._scenarios.place((*self._loc, "feed", index, "rule"))
-                raise ConfigurationError(f"{place}: {err}") from err
+            self._rule(spec.rule, ("feed", index))
+            events.append(_event(self._config, spec, labels[spec.run], at_ms, index))
         return sorted(events, key=itemgetter(0))
 
+    def _named(self, match: MatchT, loc: Loc) -> MatchT:
+        """A match with the name that issues of its rule have.
+
+        Raises:
+            ConfigurationError: it names what does not exist: `never` of that could not fail.
+        """
+        known = {ANY, *self._config.receivers}
+        if match.notify is not None and match.notify not in known:
+            place = self._scenarios.place((*self._loc, *loc, "notify"))
+            hint = did_you_mean(match.notify, known)
+            message = f"{place}: unknown receiver {match.notify!r}"
+            raise ConfigurationError(f"{message}; try: {hint}" if hint else message)
+        if match.rule is None:
+            return match
+        return match.model_copy(update={"rule": self._rule(match.rule, loc)})
+
+    def _rule(self, rule: str, loc: Loc) -> str:
+        try:
+            return name_of_rule(self._config, rule)
+        except ConfigurationError as err:
+            place = self._scenarios.place((*self._loc, *loc, "rule"))
+            raise ConfigurationError(f"{place}: {err}") from err
+
     def _missing(self, sent: Sequence[Sent], start_ms: int) -> Iterator[Failure]:
-        for index, expected in enumerate(self._scenario.expect):
+        for index, expected in enumerate(self._expect):
             place = self._scenarios.place((*self._loc, "expect", index))
             matching = [
                 one
@@ -172,7 +202,7 @@ class _Trial:
             yield from (Failure(place, text) for text in _without(expected, matching))
 
     def _forbidden(self, sent: Sequence[Sent]) -> Iterator[Failure]:
-        for index, match in enumerate(self._scenario.never):
+        for index, match in enumerate(self._never):
             for one in sent:
                 if _fits(match, one.delivery):
                     place = self._scenarios.place((*self._loc, "never", index))

@@ -133,6 +133,50 @@ def test_mistakes_in_a_file_of_tests_have_places() -> None:
     assert "no file of tests" not in str(no_rule)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (
+            "{notify: any, rule: loss_spike}",
+            "{notify: any, rule: los_spike}",
+            "13:33: the rule "
+            "'los_spike' does not exist in this configuration; the nearest that is on: loss_spike",
+        ),
+        (
+            "stop: r1, rule: nonfinite",
+            "stop: r1, rule: nonfinit",
+            "11:34: the rule 'nonfinit' "
+            "does not exist in this configuration; the nearest that is on: nonfinite",
+        ),
+        ("{notify: pager}", "{notify: pagr}", "13:55: unknown receiver 'pagr'; try: pager"),
+        (
+            "stop: r1, rule",
+            "stop: r2, rule",
+            "11:24: unknown run 'r2'\n"
+            "    11 |       - {by: 3s, stop: r2, rule: nonfinite, count: 1}\n"
+            "       |                        ^\n         try: list it under 'runs'",
+        ),
+        ("{notify: pager}", "{notify: pager, run: r}", "13:67: unknown run 'r'"),
+    ],
+)
+def test_a_check_of_something_that_does_not_exist_is_refused(old: str, new: str, says: str) -> None:
+    assert old in TESTS
+    Path("tocsin_test.yaml").write_text(TESTS.replace(old, new))
+
+    refused = run().exception
+
+    assert isinstance(refused, ConfigurationError)
+    assert says in str(refused)
+
+
+def test_a_check_may_name_a_rule_as_sagemaker_does() -> None:
+    Path("tocsin_test.yaml").write_text(
+        TESTS.replace("stop: r1, rule: nonfinite", "stop: r1, rule: ExplodingTensor")
+    )
+
+    assert run().exit_code == 0
+
+
 def test_a_replay_is_compared_with_what_was_written_before() -> None:
     told = [issue("gpt-1"), issue("gpt-1", resolved=True)]
     Path("week.jsonl").write_text(
