@@ -207,12 +207,13 @@ class _Composer:
         elif bad := yaml.reader.Reader.NON_PRINTABLE.search(text):
             place = _place_in(text, bad.start())
             message = f"a character (U+{ord(bad[0]):04X}) that YAML does not allow"
-        hint = (
-            "indent with spaces"
-            if "\\t" in message or "cannot start any token" in message
-            else None
+        self._note(
+            place,
+            "syntax",
+            f"not valid YAML: {message}",
+            _syntax_hint(message, text, place),
+            stop=False,
         )
-        self._note(place, "syntax", f"not valid YAML: {message}", hint, stop=False)
 
     def _note(
         self,
@@ -338,7 +339,8 @@ class _Composer:
             self._fatal(place, "too_many_nodes", f"more than {MAX_NODES:,} values")
         if isinstance(event, yaml.AliasEvent):
             message = f"aliases (*{_short(event.anchor)}) are not allowed here"
-            self._note(place, "alias", message, "write the value out")
+            hint = "write the value out; text that begins with * needs quotes"
+            self._note(place, "alias", message, hint)
         elif event.anchor is not None:
             message = f"anchors (&{_short(event.anchor)}) are not allowed here"
             self._note(place, "anchor", message, "remove it")
@@ -382,6 +384,17 @@ class _Composer:
 
 def _place(mark: Any) -> Position:
     return Position(mark.line + 1, mark.column + 1) if mark else _START
+
+
+def _syntax_hint(message: str, text: str, place: Position) -> str | None:
+    """What to try after a syntax error; YAML names neither a tab nor the character that it met."""
+    line = split_lines(text)[place.line - 1 :][:1]
+    if "".join(line)[place.column - 1 :].startswith("\t"):
+        return "indent with spaces"
+    if "cannot start any token" in message or "scanning an a" in message:
+        # @, ` or %; or * and & as the begin of an alias and an anchor.
+        return "put the text in quotes"
+    return None
 
 
 def _place_in(text: str, index: int) -> Position:

@@ -6,10 +6,12 @@ import json
 import math
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tocsin.schemas.configuration.document import (
+    _LOADER,
     MAX_BYTES,
     MAX_DEPTH,
     MAX_NODES,
@@ -185,6 +187,29 @@ def test_deep_nesting_ends_the_reading_at_the_bound(opening: str, parser_events:
 
 def test_a_tree_as_deep_as_the_bound_is_read() -> None:
     assert load("[" * MAX_DEPTH + "]" * MAX_DEPTH, source="f").problems == ()
+
+
+@pytest.mark.parametrize("loader", [yaml.SafeLoader, _LOADER])
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("to: @vision", "put the text in quotes"),
+        ("to: [`date`]", "put the text in quotes"),
+        ("@a: b", "put the text in quotes"),
+        ("to: %x", "put the text in quotes"),
+        ("match: *.example.com", "put the text in quotes"),
+        ("to: *", "put the text in quotes"),
+        ("to: *vision", "write the value out; text that begins with * needs quotes"),
+        ("to:\n\t- a", "indent with spaces"),
+        ("to: a\n\tb: c", "indent with spaces"),
+    ],
+)
+def test_what_cannot_begin_a_text_has_a_hint(
+    text: str, hint: str, loader: type[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tocsin.schemas.configuration.document._LOADER", loader)
+
+    assert [problem.hint for problem in load(text, source="f").problems] == [hint]
 
 
 def test_an_alias_bomb_is_never_expanded(parser_events: list[int]) -> None:
