@@ -46,7 +46,7 @@ $ tocsin schema > tocsin.schema.json   # for completion in an editor
 The file is `--config FILE` (or a folder, see below), else what `TOCSIN_CONFIG` names, else
 `tocsin.yaml` in the working folder. For each setting the flag comes first, then the environment
 (`TOCSIN_BUS`, `TOCSIN_LABELS`), then the file, then the default. Relative paths start at the folder
-of the file. If it has a mistake, nothing starts, and the exit code is 2.
+of the file; `~` is the home folder. If it has a mistake, nothing starts, and the exit code is 2.
 
 ```yaml
 version: 1

@@ -49,7 +49,7 @@ class NodePlan:
     @classmethod
     def from_section(cls, section: SystemConfig, base: Path) -> NodePlan:
         """From `capture.system`; relative folders start at `base`."""
-        folders = tuple(base / Path(folder).expanduser() for folder in section.folders)
+        folders = tuple(base / folder for folder in section.folders)
         return cls(section.interval / timedelta(seconds=1), folders)
 
     @classmethod

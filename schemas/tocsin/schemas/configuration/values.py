@@ -226,7 +226,12 @@ def _path(value: object) -> Path:
         return value
     if not isinstance(value, str) or not value or "\0" in value:
         raise ValueError("expected the path of a file")
-    return Path(value)
+    if not value.startswith("~"):
+        return Path(value)
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        raise ValueError("the home folder of this user is not known: write the path out") from None
 
 
 def _secret(value: object) -> SecretRef:
@@ -316,7 +321,7 @@ Moment = Annotated[
 FilePath = Annotated[
     Path, PlainValidator(_path), _AS_FILE, WithJsonSchema(_TEXT | {"minLength": 1})
 ]
-"""A path; a relative one starts at the folder of the configuration file."""
+"""A path; a relative one starts at the folder of the configuration file, `~` is the home folder."""
 
 Secret = Annotated[SecretRef, PlainValidator(_secret), _AS_FILE, WithJsonSchema(_SECRET_SCHEMA)]
 """A value that may only come from a secret."""

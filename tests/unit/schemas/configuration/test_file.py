@@ -449,6 +449,31 @@ def test_a_long_line_is_cut_around_the_place() -> None:
 PLANTED = "whsec_C2FVsBQIhrscChlQIMV"
 
 
+def test_paths_may_begin_with_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    config, problems = check_config(
+        "version: 1\n"
+        "bus: {url: 'kafka://b:9092', tls: {ca: ~/ca.pem}}\n"
+        "secrets: {a: {file: ~/token}, b: {file: './~/token'}}\n"
+        "stop: {trusted_keys: ['~']}\n"
+        "capture: {system: {folders: [~/data]}}\n",
+        "f",
+    )
+    _, refused = check_config("version: 1\nsecrets: {a: {file: ~nobody-here/token}}\n", "f")
+
+    assert problems == []
+    assert config is not None
+    assert config.bus.tls is not None
+    assert config.bus.tls.ca == Path("/home/me/ca.pem")
+    files = [source.file for source in config.secrets.values()]
+    assert files == [Path("/home/me/token"), Path("~/token")]
+    assert config.stop.trusted_keys == (Path("/home/me"),)
+    assert config.capture.system.folders == (Path("/home/me/data"),)
+    assert [(one.line, one.column, one.message) for one in refused] == [
+        (2, 21, "the home folder of this user is not known: write the path out")
+    ]
+
+
 @pytest.mark.parametrize(
     "body",
     [
