@@ -97,7 +97,8 @@ file has changed, within about five seconds, or at once after SIGHUP.
 
 A configuration with a problem changes nothing: the worker keeps the old one, prints the problems
 once, and publishes `tocsin.configuration.refused`. `tocsin status` shows it until a configuration
-is applied. The metric `tocsin_config_last_reload_successful` is 0 meanwhile. A file that others can
+is applied. The metric `tocsin_config_last_reload_successful` is 0 meanwhile. If the file of
+a secret was missing, the configuration is tried again when that file comes. A file that others can
 write to is not read again.
 
 ## How values are written

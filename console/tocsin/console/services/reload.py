@@ -1,7 +1,8 @@
 """A configuration that changes while a worker runs: taken over, or refused as a whole.
 
 The files are looked at every two seconds, and read when they have been the same twice, since an
-editor may not be done; after SIGHUP they are read at once.
+editor may not be done; after SIGHUP they are read at once. After a refusal, the files of secrets
+that were missing are looked at, too.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +25,7 @@ from tocsin.runtime.clock import Clock, SystemClock
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.worker import Worker
 from tocsin.schemas.configuration.problems import ConfigProblems
+from tocsin.schemas.configuration.settings import missing_secrets
 from tocsin.schemas.configuration.sources import config_files
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.configurations import (
@@ -161,8 +164,10 @@ class ConfigurationWatch:
         self._asked = asyncio.Event()
         self._stopping = False
         self._refused = was_here
+        self._rejected: CommandContext | None = None
         # What was read last, and what was seen last.
-        self._loaded = self._seen = stamp_of(context.loaded.path)
+        self._loaded: tuple[Stamp, Stamp] = (stamp_of(context.loaded.path), ())
+        self._seen: tuple[Stamp, Stamp] = self._loaded
 
     def ask(self) -> None:
         """Have the configuration read again now: the handler of SIGHUP."""
@@ -188,13 +193,23 @@ class ConfigurationWatch:
     async def check(self, *, requested: bool = False) -> None:
         """One look at the files, and what follows from it."""
         self._asked.clear()
-        seen = await asyncio.to_thread(stamp_of, self._context.loaded.path)
+        path = self._context.loaded.path
+        seen = await asyncio.to_thread(lambda: (stamp_of(path), self._absent()))
         settled, self._seen = seen == self._seen, seen
         if requested or (settled and seen != self._loaded):
             self._loaded = seen
             await self._reload()
 
+    def _absent(self) -> Stamp:
+        """The secrets that the refused configuration waits for. May block."""
+        if (context := self._rejected) is None:
+            return ()
+        found = missing_secrets(context.config, os.environ, folder=context.loaded.folder)
+        return _of_files(context, found)
+
     async def _reload(self) -> None:
+        self._rejected, self._loaded = None, (self._loaded[0], ())
+        context = None
         try:
             context = await asyncio.to_thread(self._context.read_again)
             if context.loaded.shared is not None:
@@ -203,6 +218,10 @@ class ConfigurationWatch:
                 )
             ready = [await prepare(context) for prepare in self._prepare]
         except ConfigurationError as error:
+            if context is not None:
+                # Missing as they were read: a file that comes from now on is a change.
+                missing = _of_files(context, context.secrets.missing)
+                self._rejected, self._loaded = context, (self._loaded[0], missing)
             await self._refuse(error)
             return
         for take_over in ready:
@@ -321,6 +340,12 @@ def stamp_of(path: Path | None) -> Stamp:
     except (OSError, ConfigurationError) as error:
         found.append(("unreadable", str(error)))
     return tuple(found)
+
+
+def _of_files(context: CommandContext, missing: Mapping[str, str]) -> Stamp:
+    """The missing secrets that may come: a variable of this process does not change any more."""
+    secrets = context.config.secrets
+    return tuple((name, why) for name, why in missing.items() if secrets[name].file is not None)
 
 
 def _problems(error: ConfigurationError) -> list[str]:

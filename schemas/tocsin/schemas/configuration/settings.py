@@ -39,13 +39,13 @@ class Secrets(Mapping[str, SecretStr]):
     def __init__(
         self, values: Mapping[str, SecretStr], missing: Mapping[str, str] | None = None
     ) -> None:
-        """`missing`: why, by name."""
         self._values = values
-        self._missing = missing or {}
+        self.missing = missing or {}
+        """Why each one that is missing is not to be had, by name."""
 
     def __getitem__(self, name: str) -> SecretStr:
-        if name in self._missing:
-            raise SecretUnavailable(_missing_line(name, self._missing[name]))
+        if name in self.missing:
+            raise SecretUnavailable(_missing_line(name, self.missing[name]))
         return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -56,8 +56,8 @@ class Secrets(Mapping[str, SecretStr]):
 
     def require_all(self) -> None:
         """Raises SecretUnavailable: some are missing; the message names all of them."""
-        if self._missing:
-            raise SecretUnavailable("\n".join(starmap(_missing_line, self._missing.items())))
+        if self.missing:
+            raise SecretUnavailable("\n".join(starmap(_missing_line, self.missing.items())))
 
 
 def _missing_line(name: str, why: str) -> str:

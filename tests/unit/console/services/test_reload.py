@@ -49,6 +49,7 @@ class Watched:
         self.gauges = Gauges()
         self.clock = FakeClock(1_000_000)
         self.why_not = ""
+        self.needs_secrets = False
 
     def write(self, text: str) -> None:
         new = self.file.with_suffix(".new")
@@ -58,6 +59,8 @@ class Watched:
     async def prepare(self, context: CommandContext) -> TakeOver:
         if self.why_not:
             raise ConfigurationError(self.why_not)
+        if self.needs_secrets:
+            context.all_secrets()
 
         async def take_over() -> None:
             self.taken.append(context)
@@ -156,6 +159,47 @@ async def test_what_a_service_cannot_use_is_refused_as_a_whole(watched: Watched,
     assert watched.taken == []
     (refused,) = await read_refused(bus, watched.context.topics)
     assert refused.problems[0].startswith(f"cannot read the configuration '{watched.file}'")
+
+
+async def test_a_secret_whose_file_comes_later_ends_the_refusal(watched: Watched, bus: Bus) -> None:
+    watched.needs_secrets = True
+    watch = watched.on(bus)
+    watched.write("version: 1\nsecrets: {hook: {file: hook}, other: {file: other}}\n")
+    for _ in range(4):
+        await watch.check()
+    (refused,) = await read_refused(bus, watched.context.topics)
+    assert refused.problems == (
+        "secret 'hook': file 'hook' does not exist",
+        "secret 'other': file 'other' does not exist",
+    )
+
+    (watched.file.parent / "hook").write_text("s3cret")
+    watched.clock.advance(s=5)
+    for _ in range(4):
+        await watch.check()
+    (refused,) = await read_refused(bus, watched.context.topics)
+    assert refused.problems == ("secret 'other': file 'other' does not exist",)
+    assert refused.at_ms == 1_005_000
+    (watched.file.parent / "other").touch()
+    await watch.check()
+    (watched.file.parent / "other").write_text("s3cret")
+    for _ in range(4):
+        await watch.check()
+
+    assert len(watched.taken) == 1
+    assert await read_refused(bus, watched.context.topics) == []
+
+
+async def test_a_refusal_is_not_repeated_while_a_secret_stays_missing(
+    watched: Watched, bus: Bus, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched.needs_secrets = True
+    watch = watched.on(bus)
+    watched.write("version: 1\nsecrets: {hook: {file: hook}, key: {env: NOT_SET_AT_ALL}}\n")
+    for _ in range(6):
+        await watch.check()
+
+    assert sum("was refused" in record.getMessage() for record in caplog.records) == 1
 
 
 async def test_a_file_that_others_can_write_to_is_not_read_again(
