@@ -197,7 +197,7 @@ class Helper:
             ],
             bus=bus,
             service=run_worker(run_id),
-            was_here=False,
+            run_id=run_id,
         )
 
     async def run(self, stopping: asyncio.Event) -> int:

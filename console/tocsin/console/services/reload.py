@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.bus.port import Bus, BusError, Outgoing, Partition
 from tocsin.console.context import CommandContext
+from tocsin.console.views.bus_view import read_refused
 from tocsin.runtime import metrics as names
 from tocsin.runtime.clock import Clock, SystemClock
 from tocsin.runtime.metrics import Metrics
@@ -140,7 +141,8 @@ class ConfigurationWatch:
         prepare: of each service of the process.
         bus: gets the record of a refusal; None: the process may not write to it.
         service: names the process, for the bus and metrics.
-        was_here: whether an earlier process of this name may have left a refusal on the bus.
+        run_id: the run, of its helper: refusals of earlier helpers of it, maybe of other hosts, are
+            deleted. None: one of this process's name is, if there is one.
     """
 
     def __init__(
@@ -150,7 +152,7 @@ class ConfigurationWatch:
         prepare: Sequence[Prepare],
         bus: Bus | None,
         service: str,
-        was_here: bool = True,
+        run_id: str | None = None,
         metrics: Metrics | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -163,7 +165,8 @@ class ConfigurationWatch:
         self._clock = clock or SystemClock()
         self._asked = asyncio.Event()
         self._stopping = False
-        self._refused = was_here
+        self._run_id = run_id
+        self._refused = run_id is None
         self._rejected: CommandContext | None = None
         # What was read last, and what was seen last.
         self._loaded: tuple[Stamp, Stamp] = (stamp_of(context.loaded.path), ())
@@ -181,7 +184,7 @@ class ConfigurationWatch:
     async def run(self) -> None:
         """Look until `stop`."""
         self._record(ok=True)
-        await self._delete_refusal()
+        await self._delete_earlier()
         while not self._stopping:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):
@@ -252,6 +255,22 @@ class ConfigurationWatch:
             more=max(0, len(found) - MAX_PROBLEMS),
         )
         await self._publish(refused_record(self._context.topics, refused))
+
+    async def _delete_earlier(self) -> None:
+        """Take away what a process that was killed has left."""
+        if self._run_id is None or self._bus is None:
+            await self._delete_refusal()
+            return
+        topics = self._context.topics
+        try:
+            found = await read_refused(self._bus, topics)
+        except BusError as error:
+            logger.warning("refusals are not read: %s", error, extra={"action": "reload"})
+            return
+        # Most runs have none: nothing is written for them.
+        for one in found:
+            if one.is_of_run(self._run_id):
+                await self._publish(Outgoing(_partition(topics), one.key, None))
 
     async def _delete_refusal(self) -> None:
         """Take the record away, if there is one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,7 +16,12 @@ from support.records.feedback import publish_issue
 from support.servers.receiver import Receiver, http_receiver
 from tocsin.bus.port import Bus
 from tocsin.console.context import CommandContext, read_context
-from tocsin.console.services.reload import ConfigurationWatch, TakeOver, reload_signal
+from tocsin.console.services.reload import (
+    ConfigurationWatch,
+    TakeOver,
+    refused_record,
+    reload_signal,
+)
 from tocsin.console.services.workers import run_actions
 from tocsin.console.views.bus_view import read_refused
 from tocsin.console.views.status import refused_lines, status_json
@@ -23,6 +29,7 @@ from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.testing import FakeClock
 from tocsin.schemas.errors import ConfigurationError
+from tocsin.schemas.records.configurations import ConfigurationRefused, run_worker
 from tocsin.schemas.records.runs_view import RunsView
 
 GOOD = "version: 1\nlabels: {a: b}\n"
@@ -270,6 +277,29 @@ async def test_a_signal_has_it_read_now_and_the_end_takes_the_refusal_away(
     await running
 
     assert await read_refused(bus, watched.context.topics) == []
+
+
+async def test_a_helper_takes_the_refusals_of_its_predecessors_away(
+    watched: Watched, bus: Bus
+) -> None:
+    topics = watched.context.topics
+    producer = await bus.producer()
+    workers = [f"run gpt-1@{socket.gethostname()}", "run gpt-1@gone", "run gpt-10@x", "actions@x"]
+    refused = [ConfigurationRefused(worker=name, at_ms=1, problems=("wrong",)) for name in workers]
+    await producer.publish([refused_record(topics, one) for one in refused])
+    await producer.close()
+    watch = ConfigurationWatch(
+        watched.context,
+        prepare=[watched.prepare],
+        bus=bus,
+        service=run_worker("gpt-1"),
+        run_id="gpt-1",
+    )
+    watch.stop()
+    await watch.run()
+
+    left = [one.worker for one in await read_refused(bus, topics)]
+    assert left == ["actions@x", "run gpt-10@x"]
 
 
 async def test_a_running_action_worker_sends_to_the_receivers_of_the_new_file(
