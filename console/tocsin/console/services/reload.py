@@ -208,7 +208,7 @@ class ConfigurationWatch:
         if (context := self._rejected) is None:
             return ()
         found = missing_secrets(context.config, os.environ, folder=context.loaded.folder)
-        return _of_files(context, found)
+        return _awaited(context, found)
 
     async def _reload(self) -> None:
         self._rejected, self._loaded = None, (self._loaded[0], ())
@@ -223,7 +223,7 @@ class ConfigurationWatch:
         except ConfigurationError as error:
             if context is not None:
                 # Missing as they were read: a file that comes from now on is a change.
-                missing = _of_files(context, context.secrets.missing)
+                missing = _awaited(context, context.secrets.missing)
                 self._rejected, self._loaded = context, (self._loaded[0], missing)
             await self._refuse(error)
             return
@@ -361,7 +361,7 @@ def stamp_of(path: Path | None) -> Stamp:
     return tuple(found)
 
 
-def _of_files(context: CommandContext, missing: Mapping[str, str]) -> Stamp:
+def _awaited(context: CommandContext, missing: Mapping[str, str]) -> Stamp:
     """The missing secrets that may come: a variable of this process does not change any more."""
     secrets = context.config.secrets
     return tuple((name, why) for name, why in missing.items() if secrets[name].file is not None)
