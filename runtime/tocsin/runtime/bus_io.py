@@ -306,7 +306,10 @@ class Wiring:
         """Those of which only one record of each key counts are reduced to it while they are read:
         a topic that was not compacted for long has many of each."""
         service = self._service
-        newest = NewestRecords(service.order_of, limit_bytes=sys.maxsize)
+        if self._standby is None:
+            newest = NewestRecords(service.order_of, limit_bytes=sys.maxsize)
+        else:
+            newest = self._standby.pop(belongs)
         reduced = frozenset(p for p in belongs if p.topic in service.read_ahead)
         newest.follow(reduced)
         others: dict[Partition, list[Record]] = {}
@@ -318,11 +321,12 @@ class Wiring:
                 if record.partition not in reduced:
                     others.setdefault(record.partition, []).append(record)
 
-        ahead = {} if self._standby is None else self._standby.pop(belongs)
-        read = await read_whole(self._bus, list(belongs), sink, ahead=ahead)
+        ahead = newest.positions()
+        read = await read_whole(self._bus, list(belongs), sink, positions=ahead)
+        newest.drop_beyond(read.ends)
         rows: dict[int, list[Record]] = {}
-        for partition, kept in newest.pop(belongs).items():
-            rows.setdefault(belongs[partition], []).extend(kept.records)
+        for partition in newest.partitions:
+            rows.setdefault(belongs[partition], []).extend(newest.records(partition))
         for partition, records in others.items():
             rows.setdefault(belongs[partition], []).extend(records)
         return read, rows

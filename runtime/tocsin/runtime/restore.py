@@ -12,15 +12,6 @@ from tocsin.bus.reading import read_to_end
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
-    """What was read of a partition before: of all records below `position` those that still
-    count."""
-
-    records: Sequence[Record]
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
 class Restored:
     """The ends up to which partitions were read, and how many records that took."""
 
@@ -28,7 +19,7 @@ class Restored:
     read: int
 
 
-NOTHING: Final[Mapping[Partition, Ahead]] = MappingProxyType({})
+NOTHING: Final[Mapping[Partition, int]] = MappingProxyType({})
 
 
 async def read_whole(
@@ -36,28 +27,26 @@ async def read_whole(
     partitions: Sequence[Partition],
     sink: Callable[[Sequence[Record]], Awaitable[None]],
     *,
-    ahead: Mapping[Partition, Ahead] = NOTHING,
+    positions: Mapping[Partition, int] = NOTHING,
 ) -> Restored:
-    """Read from the earliest record, or from where `ahead` ends, up to the end seen at the start.
+    """Read from the earliest record, or from a position, up to the end seen at the start.
 
-    A reader of its own, so that an assignment that changes in the middle cannot disturb it.
+    A reader of its own, so that an assignment that changes in the middle cannot disturb it. One
+    that ends before the position is another log now, and is read from its beginning.
 
     Raises:
         BusUnavailable, UnknownTopic: as `read_to_end`.
     """
     if not partitions:
         return Restored({}, 0)
-    known = {p: ahead[p] for p in partitions if p in ahead}
-    start = {p: From.offset(known[p].position) if p in known else EARLIEST for p in partitions}
+    known = {p: positions[p] for p in partitions if p in positions}
+    start = {p: From.offset(known[p]) if p in known else EARLIEST for p in partitions}
     reader = await bus.reader(start)
     try:
         ends = await reader.ends(partitions)
-        for partition, before in known.items():
-            if before.position > ends[partition]:
-                # Another log is there now: what was read of the old one says nothing about it.
+        for partition, position in known.items():
+            if position > ends[partition]:
                 await reader.seek(partition, EARLIEST)
-            elif before.records:
-                await sink(before.records)
         read = 0
         async for records in read_to_end(reader, ends):
             wanted = [record for record in records if record.offset < ends[record.partition]]

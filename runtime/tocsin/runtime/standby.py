@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -26,7 +27,6 @@ from tocsin.bus.port import (
 )
 from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
-from tocsin.runtime.restore import Ahead
 from tocsin.runtime.service import Service
 from tocsin.schemas.topics import Topics
 
@@ -102,17 +102,31 @@ class NewestRecords:
             self._apply(kept, record)
         return frozenset(self._trim())
 
-    def pop(self, partitions: Collection[Partition]) -> Mapping[Partition, Ahead]:
-        """What was read of these, which are followed no more. Without those not read at all."""
-        taken = {}
+    def records(self, partition: Partition) -> list[Record]:
+        """What is kept of a partition, in order: of each key the newest, and the last one."""
+        kept = self._kept.get(partition, _Kept())
+        records = [record for _, record in kept.records.values()]
+        records += kept.older.values()
+        records.sort(key=lambda record: record.offset)
+        return records
+
+    def positions(self) -> dict[Partition, int]:
+        """The offset after the last record of each partition of which one was read."""
+        return {p: kept.position for p, kept in self._kept.items() if kept.position is not None}
+
+    def pop(self, partitions: Collection[Partition]) -> NewestRecords:
+        """Those of some partitions, which are followed no more, without a limit."""
+        taken = NewestRecords(self._order, limit_bytes=sys.maxsize)
         for partition in self.partitions.intersection(partitions):
-            kept = self._drop(partition)
-            if kept.position is not None:
-                records = [record for _, record in kept.records.values()]
-                records += kept.older.values()
-                records.sort(key=lambda record: record.offset)
-                taken[partition] = Ahead(records, kept.position)
+            kept = taken._kept[partition] = self._drop(partition)
+            taken.size_bytes += kept.size
         return taken
+
+    def drop_beyond(self, ends: Mapping[Partition, int]) -> None:
+        """Keep nothing of a partition that ends before what was read: another log is there now."""
+        for partition, position in self.positions().items():
+            if position > ends.get(partition, position):
+                self._drop(partition)
 
     def _apply(self, kept: _Kept, record: Record) -> None:
         key, change = record.key, 0
@@ -186,7 +200,7 @@ class Standby:
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"tocsin-{self._name}-standby")
 
-    def pop(self, partitions: Collection[Partition]) -> Mapping[Partition, Ahead]:
+    def pop(self, partitions: Collection[Partition]) -> NewestRecords:
         """What was read of partitions that are assigned now."""
         taken = self._kept.pop(partitions)
         self._taken = True

@@ -16,7 +16,7 @@ from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, BusUnavailable, From, Outgoing, Partition, Record
 from tocsin.runtime import metrics as names
 from tocsin.runtime.prometheus_metrics import PrometheusMetrics
-from tocsin.runtime.restore import Ahead, read_whole
+from tocsin.runtime.restore import read_whole
 from tocsin.runtime.standby import NewestRecords, Standby
 from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.schemas.topics import Topics
@@ -40,7 +40,7 @@ def by_length(record: Record) -> int:
 def kept(newest: NewestRecords, place: Partition = PLACE) -> dict[bytes, list[int]]:
     """The offsets of what it has, by key."""
     offsets: dict[bytes, list[int]] = {}
-    for record in newest.pop({place})[place].records:
+    for record in newest.pop({place}).records(place):
         offsets.setdefault(record.key, []).append(record.offset)
     return offsets
 
@@ -76,12 +76,14 @@ def test_a_restore_from_a_standby_is_one_from_the_topic(written: list[Written], 
     newest = NewestRecords(build_rules_service(TOPICS).order_of, limit_bytes=MUCH)
     newest.follow({PLACE})
     newest.add(records[:seen])
-    ahead = newest.pop({PLACE}).get(PLACE, Ahead((), 0))
+    ahead = newest.pop({PLACE})
+    position = ahead.positions().get(PLACE, 0)
 
     whole, resumed = SavedStates(), SavedStates()
     for record in records:
         whole.apply(7, record)
-    for record in (*ahead.records, *records[ahead.position :]):
+    ahead.add(records[position:])
+    for record in ahead.records(PLACE):
         resumed.apply(7, record)
 
     assert resumed.outlived(7, "gpt") == whole.outlived(7, "gpt")
@@ -107,7 +109,7 @@ def test_over_the_limit_the_largest_partition_is_left_out_whole() -> None:
     assert newest.add([state(1, b"c", bytes(1_000))]) == {PLACE}
     assert newest.partitions == {OTHER}
     newest.add([state(2, b"d", bytes(1_000))])
-    assert PLACE not in newest.pop({PLACE}), "it is read from its beginning then"
+    assert PLACE not in newest.pop({PLACE}).positions(), "it is read from its beginning then"
     assert kept(newest, OTHER) == {b"b": [0]}
 
 
@@ -156,27 +158,30 @@ async def write(bus: EmbeddedBus, values: Sequence[tuple[bytes, int]]) -> None:
     await producer.close()
 
 
-async def restored(bus: EmbeddedBus, ahead: Ahead) -> tuple[list[tuple[bytes, int]], int]:
+async def restored(bus: EmbeddedBus, ahead: Record) -> tuple[list[tuple[bytes, int]], int]:
     """Keys and offsets of all that a restore is given, and how much of it was read."""
-    given: list[tuple[bytes, int]] = []
+    newest = NewestRecords(by_length, limit_bytes=MUCH)
+    newest.follow({PLACE})
+    newest.add([ahead])
 
     async def sink(records: Sequence[Record]) -> None:
-        given.extend((record.key, record.offset) for record in records)
+        newest.add(records)
 
-    done = await read_whole(bus, [PLACE], sink, ahead={PLACE: ahead})
-    return given, done.read
+    done = await read_whole(bus, [PLACE], sink, positions=newest.positions())
+    newest.drop_beyond(done.ends)
+    return [(record.key, record.offset) for record in newest.records(PLACE)], done.read
 
 
 async def test_a_restore_reads_what_a_standby_has_not(bus: EmbeddedBus) -> None:
     await write(bus, [(b"a", 1), (b"a", 2), (b"b", 3)])
-    ahead = Ahead([state(1, b"a", b'{"next_offset": 2}')], 2)
-    assert await restored(bus, ahead) == ([(b"a", 1), (b"b", 2)], 1)
+    assert await restored(bus, state(1, b"a", b'{"next_offset": 2}')) == ([(b"a", 1), (b"b", 2)], 1)
 
 
 async def test_a_standby_of_a_log_that_is_gone_counts_for_nothing(bus: EmbeddedBus) -> None:
+    gone = state(90, b"z", b'{"next_offset": 2}')
+    assert await restored(bus, gone) == ([], 0)
     await write(bus, [(b"a", 1)])
-    ahead = Ahead([state(90, b"z", b'{"next_offset": 2}')], 91)
-    assert await restored(bus, ahead) == ([(b"a", 0)], 1)
+    assert await restored(bus, gone) == ([(b"a", 0)], 1)
 
 
 def standby(bus: EmbeddedBus, owned: set[int], metrics: PrometheusMetrics, limit: int) -> Standby:
@@ -200,7 +205,7 @@ async def test_it_follows_what_others_own_and_survives_a_bus_that_is_away(
     await write(bus, [(b"a", 1)])
     one.start()
     await until(lambda: one._reader is not None)
-    assert not one.pop({PLACE}), "it is ours"
+    assert not one.pop({PLACE}).positions(), "it is ours"
 
     owned.clear()
     await until(lambda: metrics.value(names.STANDBY_BYTES, service="fold") > 0)
@@ -214,7 +219,7 @@ async def test_it_follows_what_others_own_and_survives_a_bus_that_is_away(
     await until(lambda: one._reader not in (None, reader), what="another reader")
     await write(bus, [(b"a", 2), (b"b", 1)])
     await until(lambda: one._kept.starts()[PLACE] == From.offset(3))
-    assert [record.offset for record in one.pop({PLACE})[PLACE].records] == [1, 2]
+    assert [record.offset for record in one.pop({PLACE}).records(PLACE)] == [1, 2]
     await one.close()
 
 
@@ -228,7 +233,7 @@ async def test_what_was_taken_for_a_take_over_that_failed_is_read_again(
     one.start()
     for _ in range(2):
         await until(lambda: metrics.value(names.STANDBY_BYTES, service="fold") > 0)
-        assert one.pop({PLACE})
+        assert one.pop({PLACE}).positions()
         assert metrics.value(names.STANDBY_BYTES, service="fold") == 0
     await one.close()
 
@@ -244,7 +249,7 @@ async def test_what_has_no_room_is_reported_and_not_read_again(
     await until(lambda: metrics.value(names.STANDBY_LEFT_OUT, service="fold") == 1)
     await until(lambda: one._reader is not None and PLACE not in one._kept.partitions)
     assert metrics.value(names.STANDBY_BYTES, service="fold") == 0
-    assert not one.pop({PLACE})
+    assert not one.pop({PLACE}).positions()
     await one.close()
 
 
@@ -262,5 +267,5 @@ async def test_an_error_of_ours_ends_it_and_nothing_else(
     assert one._task.done()
     assert one._reader is None
     assert "not standing by any more" in caplog.text
-    assert not one.pop({PLACE})
+    assert not one.pop({PLACE}).positions()
     await one.close()
