@@ -13,7 +13,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from tocsin.emitter.launch.signal_ladder import AFTER_SAVE_S
-from tocsin.emitter.launch.signals import ENDING, TO_GROUP, ForwardedSignals, Interrupted
+from tocsin.emitter.launch.signals import (
+    ENDING,
+    TO_GROUP,
+    TO_LEADER,
+    ForwardedSignals,
+    Interrupted,
+)
 from tocsin.emitter.launch.terminal import Terminal
 from tocsin.emitter.process import process_group
 from tocsin.emitter.process.process_group import Change, Reaper
@@ -22,8 +28,9 @@ from tocsin.schemas.exit_codes import NOT_EXECUTABLE, NOT_FOUND, SIGNALLED
 SWEEP_S: Final = 5.0
 """What a job leaves in its group gets SIGTERM at once and SIGKILL after this long, seconds."""
 
-LEAVE_S: Final = 30.0
-"""The same where somebody ends the job with a signal: what CMD started may have to save."""
+LEAVE_S: Final = 20.0
+"""The same where somebody ends the job with a signal: what CMD started may have to save. Slurm and
+Kubernetes give 30 s by default, in which the launcher has to report the end, too."""
 
 _POLL_S: Final = 0.02
 
@@ -189,7 +196,7 @@ class Job:
         is the first word of it. `hurry`: without that.
         """
         began = time.monotonic()
-        grace_s = LEAVE_S if self.passed_on & ENDING else SWEEP_S
+        grace_s = LEAVE_S if self.passed_on & ENDING.intersection(TO_LEADER) else SWEEP_S
         number, until = signal.SIGTERM, began + grace_s
         signalled: set[int] = set()
         while True:
