@@ -245,8 +245,8 @@ class Hooks(LoopState):
         if self.losses.held:
             self.losses.drain()
 
-    def on_backward(self, tensors: object) -> None:
-        """In front of a backward call."""
+    def on_backward(self, tensors: object, weights: object = None) -> None:
+        """In front of a backward call of `tensors`; `weights` are their `grad_tensors`."""
         if self.threads.any and self.threads.train_here(self.hook_probes.thread):
             return
         scaled, self.scaled = self.scaled, None
@@ -257,9 +257,10 @@ class Hooks(LoopState):
         reads = self.may_read(begins)
         if reads and self.cleared.had and not self.stepping:
             self.find_skipped()
-        # Several of which some are scaled, each by itself, are no loss.
-        mixed = scaled is not None and unscaled is None and only(tensors) is not begins
-        loss = None if mixed else loss_of(tensors, unscaled)
+        # Several of which some are scaled, each by itself, or that have weights, are no loss.
+        unlike = weights is not None or (scaled is not None and unscaled is None)
+        several = only(tensors) is not begins
+        loss = None if several and unlike else loss_of(tensors, unscaled)
         if loss is not None:
             alone = not self.gradients.several
             if reads and (self.capture is None or not alone):

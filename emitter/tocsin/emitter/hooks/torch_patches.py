@@ -236,7 +236,8 @@ def _backward() -> None:
                 usual = False
                 _leave_fast_path(error)
             if not usual:
-                hooks.isolation.run("losses", hooks.on_backward, tensors)
+                weights = args[1] if len(args) > 1 else kwargs.get("grad_tensors")
+                hooks.isolation.run("losses", hooks.on_backward, tensors, weights)
         if hooks.asleep:
             original(*args, **kwargs)
         else:

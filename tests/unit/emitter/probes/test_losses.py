@@ -47,7 +47,7 @@ def test_the_first_bad_one_of_several_is_found() -> None:
     assert first_bad(bad) is bad
 
 
-@pytest.mark.parametrize("scaled", ["not", "together", "each"])
+@pytest.mark.parametrize("scaled", ["not", "together", "each", "weighted"])
 def test_one_backward_call_of_several_losses_is_one_loss(tmp_path: Path, scaled: str) -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
@@ -61,13 +61,15 @@ def test_one_backward_call_of_several_losses_is_one_loss(tmp_path: Path, scaled:
             parts = [out[:, 0].mean(), out[:, 1].mean()]
             sums.append(sum(part.item() for part in parts))
             together = scaler.scale(parts) if scaled != "each" else [*map(scaler.scale, parts)]
-            torch.autograd.backward(together)
+            weights = [torch.tensor(0.5)] * 2 if scaled == "weighted" else None
+            torch.autograd.backward(together, weights)
             scaler.step(optimizer)
             scaler.update()
     steps = said(tmp_path).steps()
     assert steps.keys() == set(range(30))
-    if scaled == "each":
-        # Which of them was scaled from what is not known; never is a scaled number a loss.
+    if scaled in ("each", "weighted"):
+        # Which of them was scaled from what is not known; never is a scaled number a loss. With
+        # weights, the sum is not what is differentiated.
         assert not any("loss" in values for values in steps.values())
         return
     assert [steps[i]["loss"] for i in range(30)] == pytest.approx(sums, rel=1e-5)
