@@ -45,6 +45,9 @@ _REMEDIES: Final = {
     "models do this themselves when you pass labels.",
     "no_causal_mask": "Give the attention is_causal=True, or a mask that hides what comes later.",
 }
+_MAX_CALLS: Final = 64
+"""Losses of a step that are kept apart."""
+
 _LIMITS: Final = {
     "unshifted_targets": ("targets_are_inputs", "ahead_most"),
     "no_causal_mask": ("targets_are_next_inputs", "ahead_least"),
@@ -117,10 +120,18 @@ class TargetLeak(Rule[TargetLeakParams, _State]):
             return
         if inputs.rank != state.rank:
             self.state = state = _State(rank=inputs.rank)
-        if inputs.ahead_least is None or inputs.ahead_most is None or inputs.step < state.step:
+        if inputs.step < state.step:
+            return
+        if inputs.step > state.step:
+            # A place that the step before did not call is in a row with nothing.
+            gone, state.calls = state.calls[state.called :], state.calls[: state.called]
+            state.step, state.called = inputs.step, 0
+            for before in {call.branch for call in gone} - {call.branch for call in state.calls}:
+                yield Clear(inputs.step, about=before)
+        call = self._call()
+        if call is None or inputs.ahead_least is None or inputs.ahead_most is None:
             return
         branch = self._branch(inputs, inputs.ahead_least, inputs.ahead_most)
-        call = self._call(inputs.step)
         if branch != call.branch:
             before, call.branch = call.branch, branch
             call.first_step, call.looks = inputs.step, 0
@@ -130,11 +141,11 @@ class TargetLeak(Rule[TargetLeakParams, _State]):
         if branch and call.looks >= self.params.for_looks:
             yield self._finding(call, inputs, inputs.ahead_least, inputs.ahead_most)
 
-    def _call(self, step: int) -> _Call:
-        """The next one of the step."""
+    def _call(self) -> _Call | None:
+        """The next one of the step; None: it is beyond those that are kept."""
         state = self.state
-        if step > state.step:
-            state.step, state.called = step, 0
+        if state.called == _MAX_CALLS:
+            return None
         if state.called == len(state.calls):
             state.calls.append(_Call())
         state.called += 1

@@ -73,7 +73,7 @@ class MoeImbalance(TensorRowRule[MoeImbalanceParams, _State]):
 
     meta = RuleMeta(
         name="moe_imbalance",
-        version=1,
+        version=2,
         family="large_models",
         meaning="The experts of a mixture get very unequal loads, or some get none.",
         severity="warning",

@@ -75,7 +75,7 @@ class _State:
     open_since: int | None = None
     open_rank: int | None = None
     """Where it began: the issue is over after healthy steps of this rank. Others send theirs in
-    longer frames, and may never have been bad."""
+    longer frames, and may never have been bad. None: any rank, as that one has ended."""
     healthy_since: int | None = None
     with_lr: set[int] = field(default_factory=set)
     skipped: dict[int, int] = field(default_factory=dict)
@@ -195,7 +195,11 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
 
     def on_event(self, data: RunData, at: Moment) -> Outcomes:
         pending = self.state.pending
-        if pending is None or not isinstance(data, RunEnded):
+        if not isinstance(data, RunEnded):
+            return
+        if data.role == "trainer" and data.rank == self.state.open_rank:
+            self.state.open_rank = None
+        if pending is None:
             return
         if data.role == "trainer" and data.rank in pending.ranks:
             pending.ranks[data.rank].passed = True
@@ -252,7 +256,7 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
 
     def _healthy(self, rank: int, first: int, last: int) -> Outcomes:
         state = self.state
-        if state.open_since is None or rank != state.open_rank:
+        if state.open_since is None or state.open_rank not in (None, rank):
             return
         if state.healthy_since is None:
             state.healthy_since = first

@@ -200,7 +200,8 @@ class StalledTraining(Rule[StalledTrainingParams, _State]):
             last, key=lambda rank: (-1 if last[rank] is None else last[rank], rank), default=0
         )
         step, total = last.get(behind), state.total_steps
-        done = total is not None and state.done_steps + state.last_step + 1 >= total
+        # Beyond it, the plan was of something else: of the first of two trainings in a row.
+        done = total is not None and total == state.done_steps + state.last_step + 1
         after = f"step {state.last_step}" + (
             f", the last of {total:,} planned ones" if done else ""
         )

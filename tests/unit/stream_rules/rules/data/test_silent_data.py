@@ -447,6 +447,16 @@ def test_a_second_loss_of_each_step_hides_nothing(auxiliary: bool) -> None:
     assert half_way(run.records, LEAK) == issues_of(run.records, specs=LEAK)
 
 
+def test_a_loss_that_is_called_no_more_is_over() -> None:
+    run = RunBuilder()
+    for step in (2, 3):
+        for _ in range(2):
+            look(run, step, "cross_entropy", **OPEN)
+    for step in (4, 5):
+        look(run, step, "cross_entropy", **{**OPEN, "ahead_least": 0.0})
+    assert [state for _, _, state in said(run, LEAK)] == ["firing", "resolved"]
+
+
 def test_looks_that_say_nothing_are_passed_over_and_another_ends_it() -> None:
     run = looks("cross_entropy", (2,), **OPEN)
     look(run, 3, "cross_entropy", **LOGITS)

@@ -417,6 +417,18 @@ def test_a_long_frame_of_a_healthy_rank_does_not_end_the_issue_of_another() -> N
     assert [i.state for i in issues_of(run.records, "nonfinite")] == ["firing", "resolved"]
 
 
+def test_after_the_end_of_the_rank_where_it_began_any_other_ends_the_issue() -> None:
+    run = started(world_size=2)
+    for rank in (0, 1):
+        healthy(run, range(5), rank)
+    run.steps([5], rank=1, loss=NAN, gradient_norm=NAN, gradient_nonfinite=3)
+    run.steps([5], rank=0, loss=1.0, gradient_norm=1.0, gradient_nonfinite=0)
+    run.wait(5.0)
+    run.ended(rank=1)
+    healthy(run, range(6, 60))
+    assert [i.state for i in issues_of(run.records, "nonfinite")] == ["firing", "resolved"]
+
+
 def test_nan_for_ever_is_one_issue() -> None:
     run = started()
     healthy(run, range(5))

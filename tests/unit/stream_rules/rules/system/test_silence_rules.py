@@ -99,7 +99,9 @@ def test_a_phase_that_goes_on_is_progress() -> None:
     assert_quiet(run.records, specs=STALLED)
 
 
-@pytest.mark.parametrize(("done", "severity"), [(50, "info"), (49, "critical"), (None, "critical")])
+@pytest.mark.parametrize(
+    ("done", "severity"), [(50, "info"), (49, "critical"), (51, "critical"), (None, "critical")]
+)
 def test_after_the_last_planned_step_none_has_to_follow(done: int | None, severity: str) -> None:
     run = training()
     if done is not None:
