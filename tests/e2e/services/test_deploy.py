@@ -303,6 +303,7 @@ def unit_command(unit: Path) -> list[str]:
     (command,) = unit_lines(unit)["ExecStart"]
     return shlex.split(
         command.replace("%i", "1")
+        .replace("%H", "node-1")
         .replace("${CREDENTIALS_DIRECTORY}", "/run/credentials")
         .replace("${TOCSIN_PAGE_NAME}", "localhost")
     )
