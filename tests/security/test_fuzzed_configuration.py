@@ -74,9 +74,7 @@ def fuzz(count: int, seed: int) -> Counter[str]:
     "count",
     [
         200,
-        pytest.param(
-            int(os.environ.get("TOCSIN_FUZZ", "1000000")) // 10, marks=pytest.mark.torture
-        ),
+        pytest.param(int(os.environ.get("TOCSIN_FUZZ", "1000000")), marks=pytest.mark.torture),
     ],
 )
 @pytest.mark.timeout(86_400)

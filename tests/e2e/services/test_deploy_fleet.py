@@ -211,6 +211,33 @@ def test_three_brokers_are_one_cluster_whose_records_survive_one_of_them() -> No
     command_lines.parse_exactly(command)
 
 
+def test_all_three_files_together_are_one_set_of_services() -> None:
+    files = [read(DEPLOY / f"compose{part}.yaml") for part in ("", ".brokers", ".monitoring")]
+    services: dict[str, dict[str, Any]] = {}
+    for file in files:
+        for name, service in file["services"].items():
+            services.setdefault(name, {}).update(service)
+    published: dict[str, str] = {}
+    for name, service in services.items():
+        assert "image" in service or "build" in service, name
+        assert service.get("depends_on", {}).keys() <= services.keys(), name
+        for port in service.get("ports", ()):
+            outside = port.rsplit(":", 2)[1]
+            assert published.setdefault(outside, name) == name, f"{outside}: two services"
+    named = {
+        volume.partition(":")[0]
+        for file in files
+        for service in file["services"].values()
+        for volume in service.get("volumes", ())
+        if not volume.startswith(".")
+    }
+    defined = {name for file in files for name in file.get("volumes") or ()}
+    assert named == defined
+    assert {"kafka", "kafka-2", "kafka-3", "rules", "actions", "archive", "page"} < services.keys()
+    assert {"prometheus", "grafana"} < services.keys()
+    assert services["rules"]["deploy"]["replicas"] == 2
+
+
 # -- the Helm chart
 
 
