@@ -115,7 +115,7 @@ class NewestRecords:
         return {p: kept.position for p, kept in self._kept.items() if kept.position is not None}
 
     def pop(self, partitions: Collection[Partition]) -> NewestRecords:
-        """Those of some partitions, which are followed no more, without a limit."""
+        """The newest records of some partitions, which are followed no more, without a limit."""
         taken = NewestRecords(self._order, limit_bytes=sys.maxsize)
         for partition in self.partitions.intersection(partitions):
             kept = taken._kept[partition] = self._drop(partition)

@@ -116,7 +116,9 @@ class FastPath:
         began = perf_counter()
         scaled = loop.scaled
         loss: Any = tensors
-        if scaled is not None and scaled[0] == id(tensors):
+        if scaled is not None:
+            if scaled[0] != id(tensors):
+                return False
             loss = scaled[1]
         if type(loss) is not torch.Tensor or loss.numel() != 1:
             return False

@@ -50,8 +50,9 @@ class LoopState:
         """The most of them between two steps of this training."""
         self.discarded = False
         """Whether gradients were cleared without a step."""
-        self.scaled: tuple[int, torch.Tensor | list[torch.Tensor]] | None = None
-        """The id of what a GradScaler has scaled last, and the loss or losses before that."""
+        self.scaled: tuple[int, torch.Tensor | list[torch.Tensor], int | None] | None = None
+        """The id of what a GradScaler has scaled last, the loss or losses before that, and the
+        number of its node in the graph: the node itself would keep the activations."""
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """The parameters of all optimizers, of any shape; none before the first step."""

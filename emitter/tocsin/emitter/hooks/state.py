@@ -26,7 +26,14 @@ from tocsin.emitter.hooks.loop_state import LoopState
 from tocsin.emitter.hooks.uncompiled import leave_uncompiled
 from tocsin.emitter.model.mesh_names import is_distributed
 from tocsin.emitter.probes.activations.watch import activations
-from tocsin.emitter.probes.losses import first, first_bad, loss_of, only
+from tocsin.emitter.probes.losses import (
+    first,
+    first_bad,
+    loss_of,
+    made_from,
+    node_number,
+    only,
+)
 from tocsin.emitter.process.environment import RUN_ID
 from tocsin.emitter.process.isolation import to_stderr
 from tocsin.emitter.stop import unwatched
@@ -251,7 +258,9 @@ class Hooks(LoopState):
             return
         scaled, self.scaled = self.scaled, None
         unscaled = None
-        if scaled is not None and scaled[0] in (id(tensors), id(only(tensors))):
+        if scaled is not None and (
+            scaled[0] in (id(tensors), id(only(tensors))) or made_from(only(tensors), scaled[2])
+        ):
             unscaled = scaled[1]
         begins = first(tensors)
         reads = self.may_read(begins)
@@ -302,12 +311,12 @@ class Hooks(LoopState):
         """
         self.local.scaled = True
         if isinstance(before, torch.Tensor) and before.numel() == 1:
-            self.scaled = (id(after), before.detach())
+            self.scaled = (id(after), before.detach(), node_number(after))
         elif isinstance(before, tuple | list):
             losses = [one for one in before if isinstance(one, torch.Tensor) and one.numel() == 1]
             # Others are not kept: they may be large.
             if len(losses) == len(before):
-                self.scaled = (id(after), [loss.detach() for loss in losses])
+                self.scaled = (id(after), [loss.detach() for loss in losses], None)
 
     def on_scaler_update(self, scaler: object) -> bool:
         """Called after `GradScaler.update`. Whether there is a training."""

@@ -23,6 +23,9 @@ MAX_LOSSES: Final = 100_000
 MAX_TOGETHER: Final = 64
 """Losses of one backward call that are added up; of more there is no loss."""
 
+_OPERATIONS: Final = 4
+"""So many are followed back from a backward call to what a GradScaler has scaled."""
+
 Loss: TypeAlias = "float | torch.Tensor"
 """A number, or a detached tensor `[1]` of float32 on a GPU."""
 
@@ -103,6 +106,27 @@ def only(tensors: object) -> object:
     if isinstance(tensors, tuple | list) and len(tensors) == 1:
         return tensors[0]
     return tensors
+
+
+def node_number(tensor: object) -> int | None:
+    """The number of the node that has put it out, of those of this thread; None: there is none."""
+    node = tensor.grad_fn if isinstance(tensor, torch.Tensor) else None
+    return None if node is None else int(node._sequence_nr())
+
+
+def made_from(tensor: object, number: int | None) -> bool:
+    """Whether a tensor is a part or a multiple of what the node of that number has put out, as in
+    `(scaler.scale(loss) / 4).backward()`."""
+    found = tensor.grad_fn if isinstance(tensor, torch.Tensor) and number is not None else None
+    for _ in range(_OPERATIONS):
+        if found is None:
+            return False
+        if found._sequence_nr() == number:
+            return True
+        inputs = [before for before, _ in found.next_functions if before is not None]
+        # With several inputs it is the sum of more than that.
+        found = inputs[0] if len(inputs) == 1 else None
+    return False
 
 
 def first(tensors: object) -> object:

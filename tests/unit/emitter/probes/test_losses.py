@@ -41,6 +41,25 @@ def test_those_on_a_device_are_added_up_there(monkeypatch: pytest.MonkeyPatch) -
         assert float(total) == sum(float(one) for one in tensors)
 
 
+def test_a_part_of_a_scaled_loss_counts_by_the_loss_before_it_was_scaled(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    losses_before = []
+    with captured(tmp_path):
+        for _ in range(200):
+            optimizer.zero_grad()
+            loss = model(torch.ones(4, 3)).pow(2).mean()
+            losses_before.append(loss.item())
+            (scaler.scale(loss) / 2).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    steps = said(tmp_path).steps()
+    found = [steps[i]["loss"] for i in sorted(steps)]
+    assert found == pytest.approx([losses_before[i] for i in sorted(steps)], rel=1e-5)
+
+
 def test_the_first_bad_one_of_several_is_found() -> None:
     bad = torch.tensor(float("nan"))
     assert first_bad([ONE, bad, TWO]) is bad
