@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pexpect
@@ -498,14 +499,16 @@ def test_ctrl_c_ends_a_python_as_usual(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "summary.json").read_text())["exit_code"] == 130
 
 
-@pytest.mark.parametrize("shell", [["bash", "-c"], ["bash", "--norc", "-i", "-c"]])
-def test_ctrl_c_ends_a_loop_of_the_shell(tmp_path: Path, shell: list[str]) -> None:
+SCRIPT = ("-c",)
+INTERACTIVE = ("--norc", "-i", "-c")
+
+
+@pytest.mark.parametrize("shell", [SCRIPT, INTERACTIVE])
+def test_ctrl_c_ends_a_loop_of_the_shell(tmp_path: Path, shell: tuple[str, ...]) -> None:
     sleeper = "import time; print('ready', flush=True); time.sleep(60)"
     line = shlex.join(command_line(tmp_path, PYTHON, "-c", sleeper))
-    child = pexpect.spawn(
-        shell[0], [*shell[1:], f"for i in 1 2; do {line}; echo after $i; done; echo went on"],
-        env=environment(tmp_path), cwd=str(tmp_path), timeout=60, encoding="utf-8", echo=False,
-    )  # fmt: skip
+    loop = f"for i in 1 2; do {line}; echo after $i; done; echo went on"
+    child = in_shell(tmp_path, loop, shell)
     child.expect("ready")
     child.sendintr()
     child.expect(pexpect.EOF)
@@ -627,10 +630,7 @@ def test_a_job_in_a_pipe_gets_the_terminal_once_it_reads_it(tmp_path: Path) -> N
 def test_ctrl_c_ends_a_script_whose_output_goes_elsewhere(tmp_path: Path) -> None:
     sleeper = "import sys, time; print('ready', file=sys.stderr, flush=True); time.sleep(60)"
     line = shlex.join(command_line(tmp_path, PYTHON, "-c", sleeper))
-    child = pexpect.spawn(
-        "bash", ["-c", f"for i in 1 2; do {line} > out; echo after $i; done"],
-        env=environment(tmp_path), cwd=str(tmp_path), timeout=60, encoding="utf-8", echo=False,
-    )  # fmt: skip
+    child = in_shell(tmp_path, f"for i in 1 2; do {line} > out; echo after $i; done", SCRIPT)
     child.expect("ready")
     child.sendintr()
     child.expect(pexpect.EOF)
@@ -638,9 +638,9 @@ def test_ctrl_c_ends_a_script_whose_output_goes_elsewhere(tmp_path: Path) -> Non
     assert "after" not in (child.before or "")
 
 
-def in_shell(tmp_path: Path, line: str) -> pexpect.spawn[str]:
+def in_shell(tmp_path: Path, line: str, options: Sequence[str] = INTERACTIVE) -> pexpect.spawn[str]:
     return pexpect.spawn(
-        "bash", ["--norc", "-i", "-c", line], env=environment(tmp_path), cwd=str(tmp_path),
+        "bash", [*options, line], env=environment(tmp_path), cwd=str(tmp_path),
         timeout=60, encoding="utf-8", echo=False,
     )  # fmt: skip
 

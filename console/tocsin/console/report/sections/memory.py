@@ -147,7 +147,7 @@ def _judged(node: Node, grown: float) -> str:
 
 
 def _others(grown: Sequence[float]) -> str:
-    """What is said of the nodes that are not shown; empty without any."""
+    """One sentence about the nodes that are not shown; empty without any."""
     if not grown:
         return ""
     count = sum(map(bool, grown))
