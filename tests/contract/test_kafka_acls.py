@@ -6,12 +6,15 @@ principal of those who train in the team `vision`, who logs in with and without 
 
 from __future__ import annotations
 
+import asyncio
+import json
 import math
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from support.processes.archive import QUICK
 from support.records.issues import issue, issue_record, view, view_record
@@ -21,10 +24,11 @@ from support.servers.certificates import Authority, authority
 from support.servers.kafka_broker import LASTING_MS, Broker, skip_or_fail, unavailable
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.kafka.bus import KafkaBus
-from tocsin.bus.kafka.permissions import Role, permissions
+from tocsin.bus.kafka.permissions import Permission, Role, permissions
 from tocsin.bus.kafka.security import KafkaSecurity
 from tocsin.bus.port import EARLIEST, Bus, BusError, Outgoing, Partition, Producer, UnusableBus
 from tocsin.bus.urls import open_bus
+from tocsin.console.__main__ import app
 from tocsin.console.dead_letters.redrive import read_contents, redrive
 from tocsin.console.fleet.quarantines import release_record
 from tocsin.console.views.bus_view import read_view
@@ -48,6 +52,8 @@ TRAINER, WORD = "trainer", "trainer-word"
 RUN = "run-1"
 
 SERVICE = "service-word"
+TEAMS = {VISION: "vision-train", SPEECH: "speech-train"}
+"""Who trains in each team, to whom an administrator gives the rights by the command."""
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +62,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     if reason is not None:
         skip_or_fail(reason)
     others = ("rules", "actions", "archive", "reader", "operator")
-    users = {TRAINER: WORD, **dict.fromkeys(others, SERVICE)}
+    users = {TRAINER: WORD, **dict.fromkeys((*others, *TEAMS.values()), SERVICE)}
     broker = Broker(
         tmp_path_factory.mktemp("acls"),
         users=users,
@@ -183,6 +189,64 @@ async def test_the_rights_of_the_workers_are_enough_for_them_and_keep_them_in_th
         state = moved(command(VISION), VISION.state, telemetry_partition(RUN))
         assert VISION.state in await refused(producer, state), "states are the rules' alone"
     assert b"nonfinite" in b"".join(record.value or b"" for record in found)
+
+
+async def acls(broker: Broker, topics: Topics, folder: Path, *words: str) -> str:
+    """What `tocsin bus acls --apply` of an administrator prints."""
+    config = folder / f"{topics.prefix}.yaml"
+    config.write_text(f"version: 1\nbus: {{url: '{broker.url}', prefix: {topics.prefix}}}\n")
+    command = ["bus", "acls", "--apply", "--config", str(config), *words]
+    done = await asyncio.to_thread(CliRunner().invoke, app, command, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+async def test_the_command_lets_each_team_s_trainers_write_their_telemetry_and_nothing_else(
+    broker: Broker, bus: Bus, tmp_path: Path
+) -> None:
+    granted = {
+        topics: await acls(broker, topics, tmp_path, "--trainer", f"User:{user}")
+        for topics, user in TEAMS.items()
+    }
+    count = len(permissions(VISION, "trainer", "User:x"))
+    assert set(granted.values()) == {f"permissions given: {count}\n"}
+
+    for topics, user in TEAMS.items():
+        (other,) = TEAMS.keys() - {topics}
+        record = view_record(view(RUN))
+        telemetry = {
+            t: moved(record, t.telemetry, telemetry_partition(RUN)) for t in (topics, other)
+        }
+        forgeries = [
+            command(topics),
+            moved(issue_record(issue(RUN)), topics.issues, issue_partition(RUN)),
+            telemetry[other],
+        ]
+        async with open_bus(broker.guarded_url, security=login(user)) as trainers:
+            await (await trainers.producer()).publish([telemetry[topics]])
+            await read_control(trainers, topics)
+            for forgery in forgeries:
+                assert forgery.partition.topic in await refused(await trainers.producer(), forgery)
+
+
+async def test_the_command_gives_only_the_permissions_that_are_missing(
+    broker: Broker, bus: Bus, tmp_path: Path
+) -> None:
+    who = "User:again"
+    as_trainer = permissions(VISION, "trainer", who)
+    both = {*as_trainer, *permissions(VISION, "reader", who)}
+    words = ("--trainer", who)
+    assert await acls(broker, VISION, tmp_path, *words) == f"permissions given: {len(as_trainer)}\n"
+    assert await acls(broker, VISION, tmp_path, *words) == (
+        f"permissions given: 0, {len(as_trainer)} were there already\n"
+    )
+    facts = json.loads(await acls(broker, VISION, tmp_path, *words, "--reader", who, "--json"))
+    assert facts["applied"]
+    assert {Permission(**one) for one in facts["acls"]} == both
+    assert {Permission(**one) for one in facts["given"]} == both - {*as_trainer}
+    assert await acls(broker, VISION, tmp_path, *words, "--reader", who) == (
+        f"permissions given: 0, {len(both)} were there already\n"
+    )
 
 
 def unreadable(run: str) -> Outgoing:

@@ -23,6 +23,7 @@ from tocsin.bus.kafka import topic_admin
 from tocsin.bus.kafka.bus import KafkaBus
 from tocsin.bus.kafka.clients import KafkaProducer, KafkaReader
 from tocsin.bus.kafka.consumer import KafkaConsumer
+from tocsin.bus.kafka.permissions import permissions
 from tocsin.bus.kafka.security import KafkaSecurity
 from tocsin.bus.port import (
     EARLIEST,
@@ -399,6 +400,14 @@ async def test_a_member_with_a_name_gets_its_partitions_back_after_a_restart(
         await until(back, "its partitions are back")
         assert again.assigned() == before
         assert len(notes.revoked) == told, "nobody else was disturbed"
+
+
+async def test_brokers_without_an_authorizer_give_no_permissions(kafka_url: str) -> None:
+    wanted = permissions(Topics("nobody"), "reader", "User:ana")
+    async with open_bus(kafka_url) as bus:
+        assert isinstance(bus, KafkaBus)
+        with pytest.raises(UnusableBus, match="of User:ana: the brokers have no authorizer"):
+            await bus.grant(wanted)
 
 
 async def test_nobody_asks_for_leases_on_kafka(kafka_url: str) -> None:

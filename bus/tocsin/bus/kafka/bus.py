@@ -161,9 +161,10 @@ class KafkaBus:
         changed = await topic_admin.apply_settings(admin, specs, copies) if apply else ()
         return await self._show(specs, replication), changed
 
-    async def grant(self, wanted: Sequence[Permission]) -> None:
-        """Give these rights. Raises UnusableBus: there is no authorizer, or we may not."""
-        await topic_admin.grant(self._open(), wanted)
+    async def grant(self, wanted: Sequence[Permission]) -> Sequence[Permission]:
+        """Give these rights, and return those that were missing. Raises UnusableBus: there is no
+        authorizer, or we may not."""
+        return await topic_admin.grant(self._open(), wanted)
 
     async def show(self, specs: Sequence[TopicSpec]) -> Sequence[TopicState]:
         """Compare the topics with what they should be. The size is not asked for: it takes a right

@@ -55,6 +55,8 @@ def explained(error: BaseException, doing: str) -> TocsinError:
         return UnusableBus(f"{doing}: {why}")
     if isinstance(error, _REFUSED):
         return UnusableBus(f"{text}: check the credentials and their permissions")
+    if isinstance(error, errors.SecurityDisabled):
+        return UnusableBus(f"{doing}: the brokers have no authorizer: set authorizer.class.name")
     if isinstance(error, errors.UnknownTopicOrPartitionError):
         return UnknownTopic(f"{text}: 'tocsin bus init' creates missing topics")
     if isinstance(error, errors.MessageSizeTooLargeError):

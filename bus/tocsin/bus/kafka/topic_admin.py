@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import TopicAlreadyExistsError, for_code
-from aiokafka.protocol.admin import CreateAclsRequest
+from aiokafka.protocol.admin import CreateAclsRequest, DescribeAclsRequest
 
 from tocsin.bus.kafka.errors import REQUEST_S, explained, translated
 from tocsin.bus.kafka.permissions import Permission
@@ -20,8 +21,10 @@ from tocsin.schemas.topics import TopicSpec
 
 _RESOURCES: Final = {"topic": 2, "group": 3}
 _OPERATIONS: Final = {"Read": 3, "Write": 4, "Describe": 8}
+_ANY: Final = 1
 _LITERAL: Final = 3
 _ALLOW: Final = 3
+_HOSTS: Final = "*"
 
 SETTLE_S: Final = 30.0
 """How long new topics may take until each partition has a leader."""
@@ -193,21 +196,30 @@ async def apply_settings(
     return changed
 
 
-async def grant(admin: AIOKafkaAdminClient, wanted: Sequence[Permission]) -> None:
-    """Give these rights; those that are there stay.
+async def grant(admin: AIOKafkaAdminClient, wanted: Sequence[Permission]) -> list[Permission]:
+    """Give these rights; those that are there stay. Returns which of them were missing.
 
     Raises:
         BusUnavailable, UnusableBus: the brokers have no authorizer, or this user may not do it.
     """
-    # aiokafka has the request, and no call for it.
+    # aiokafka has the requests, and no calls for them.
     client = admin._client
-    for one in wanted:
+    there = set()
+    for principal in dict.fromkeys(one.principal for one in wanted):
+        there |= await _granted(client, principal)
+    missing = [
+        one
+        for one in wanted
+        if (one.principal, _RESOURCES[one.resource], one.name, _OPERATIONS[one.operation])
+        not in there
+    ]
+    for one in missing:
         request = CreateAclsRequest(
             _RESOURCES[one.resource],
             one.name,
             _LITERAL,
             one.principal,
-            "*",
+            _HOSTS,
             _OPERATIONS[one.operation],
             _ALLOW,
         )
@@ -219,6 +231,23 @@ async def grant(admin: AIOKafkaAdminClient, wanted: Sequence[Permission]) -> Non
         for code, message, *_ in response.creation_responses:
             if code:
                 raise explained(for_code(code)(message), doing)
+    return missing
+
+
+async def _granted(client: AIOKafkaClient, principal: str) -> set[tuple[str, int, str, int]]:
+    """The rights of a principal: principal, kind of resource, its name, operation."""
+    doing = f"reading the permissions of {principal}"
+    request = DescribeAclsRequest(_ANY, None, _LITERAL, principal, _HOSTS, _ANY, _ALLOW)
+    with translated(doing):
+        async with asyncio.timeout(REQUEST_S):
+            response = await client.send(client.cluster.controller.nodeId, request)
+    if response.error_code:
+        raise explained(for_code(response.error_code)(response.error_message), doing)
+    return {
+        (principal, kind, name, operation)
+        for kind, name, *_, acls in response.resources
+        for _principal, _host, operation, _permission in acls
+    }
 
 
 async def create_topics(

@@ -107,11 +107,13 @@ def bus_acls(
         "stopper": stopper or (),
         "operator": operator or (),
     }
-    wanted = asyncio.run(grant(context, principals, apply=apply))
+    wanted, given = asyncio.run(grant(context, principals, apply=apply))
     if json_output:
-        typer.echo(acls_json(wanted, applied=apply))
+        typer.echo(acls_json(wanted, given, applied=apply))
     elif apply:
-        typer.echo(f"{len(wanted):,} permissions given")
+        there = len(wanted) - len(given)
+        more = f", {there:,} were there already" if there else ""
+        typer.echo(f"permissions given: {len(given):,}{more}")
     else:
         typer.echo(acls_text(wanted, context.settings.bus.url.removeprefix("kafka://")))
 

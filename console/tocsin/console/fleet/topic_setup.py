@@ -39,8 +39,9 @@ async def set_up(
 
 async def grant(
     context: CommandContext, principals: Mapping[Role, Sequence[str]], *, apply: bool
-) -> list[Permission]:
-    """The rights of these principals, given to them with `apply`.
+) -> tuple[list[Permission], Sequence[Permission]]:
+    """The rights of these principals, and those of them that were missing and, with `apply`, are
+    given to them now.
 
     Raises:
         ConfigurationError: nobody is named, or the bus is a file.
@@ -57,10 +58,10 @@ async def grant(
     wanted = all_permissions(context.topics, principals)
     if not wanted:
         raise ConfigurationError("nobody is named: for example --trainer User:train")
-    if apply:
-        async with context.open_bus() as bus:
-            await _kafka(bus).grant(wanted)
-    return wanted
+    if not apply:
+        return wanted, ()
+    async with context.open_bus() as bus:
+        return wanted, await _kafka(bus).grant(wanted)
 
 
 def acls_text(wanted: Sequence[Permission], server: str) -> str:
@@ -68,9 +69,14 @@ def acls_text(wanted: Sequence[Permission], server: str) -> str:
     return "\n".join(one.command(server) for one in wanted)
 
 
-def acls_json(wanted: Sequence[Permission], *, applied: bool) -> str:
-    """For programs."""
-    facts = {"version": 1, "applied": applied, "acls": [asdict(one) for one in wanted]}
+def acls_json(wanted: Sequence[Permission], given: Sequence[Permission], *, applied: bool) -> str:
+    """For programs; `given` are those of the wanted rights that were missing."""
+    facts = {
+        "version": 1,
+        "applied": applied,
+        "acls": [asdict(one) for one in wanted],
+        "given": [asdict(one) for one in given],
+    }
     return json.dumps(facts, indent=2)
 
 
