@@ -245,6 +245,30 @@ async def test_a_broker_that_does_not_know_a_new_topic_yet_is_asked_again(
     assert asked == [[spec.name]] * 2
 
 
+async def test_a_broker_that_does_not_know_a_changed_setting_yet_is_asked_again(
+    kafka_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World("kafka", kafka_url)
+    spec = world.spec()
+    configs = topic_admin._configs
+    answers: list[Any] = []
+
+    async def late(admin: Any, names: Sequence[str]) -> Any:
+        answers.append(await configs(admin, names))
+        # The first answer after the change is that of before.
+        return answers[0] if len(answers) == 2 else answers[-1]
+
+    async with world.bus() as bus:
+        assert isinstance(bus, KafkaBus)
+        await bus.init([spec])
+        await world.configure(spec.name, {"retention.ms": "5000"})
+        monkeypatch.setattr(topic_admin, "_configs", late)
+        (state,), changed = await bus.set_up([spec], replication=1, apply=True)
+    assert f"{spec.name}: retention.ms was 5000, is {spec.retention_ms}" in changed
+    assert state.differs == ()
+    assert len(answers) == 3
+
+
 async def test_a_broker_that_does_not_lead_a_new_topic_yet_is_asked_again(
     kafka_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,8 +143,10 @@ class KafkaBus:
 
     async def init(self, specs: Sequence[TopicSpec]) -> Sequence[TopicState]:
         """Create the topics that are missing; never change one that exists."""
-        await topic_admin.create_topics(self._open(), specs)
-        return await self.show(specs)
+        admin = self._open()
+        await topic_admin.create_topics(admin, specs)
+        found = await topic_admin.find_settled(admin, [spec.name for spec in specs])
+        return await self._states(specs, found, None)
 
     async def set_up(
         self, specs: Sequence[TopicSpec], *, replication: int | None, apply: bool
@@ -159,7 +161,8 @@ class KafkaBus:
         await topic_admin.create_topics(admin, specs, replication=replication)
         copies = topic_admin.replicas(await topic_admin.count_brokers(admin), replication)
         changed = await topic_admin.apply_settings(admin, specs, copies) if apply else ()
-        return await self._show(specs, replication), changed
+        found = await topic_admin.find_settled(admin, [spec.name for spec in specs], changed)
+        return await self._states(specs, found, replication), [str(one) for one in changed]
 
     async def grant(self, wanted: Sequence[Permission]) -> Sequence[Permission]:
         """Give these rights, and return those that were missing. Raises UnusableBus: there is no
@@ -169,14 +172,18 @@ class KafkaBus:
     async def show(self, specs: Sequence[TopicSpec]) -> Sequence[TopicState]:
         """Compare the topics with what they should be. The size is not asked for: it takes a right
         that few have."""
-        return await self._show(specs, None)
+        names = [spec.name for spec in specs]
+        found = await topic_admin.find_topics(self._open(), names, configs=True)
+        return await self._states(specs, found, None)
 
-    async def _show(
-        self, specs: Sequence[TopicSpec], replication: int | None
+    async def _states(
+        self,
+        specs: Sequence[TopicSpec],
+        found: Mapping[str, topic_admin.FoundTopic],
+        replication: int | None,
     ) -> Sequence[TopicState]:
-        admin = self._open()
-        found = await topic_admin.find_topics(admin, [spec.name for spec in specs], configs=True)
-        copies = topic_admin.replicas(await topic_admin.count_brokers(admin), replication)
+        brokers = await topic_admin.count_brokers(self._open())
+        copies = topic_admin.replicas(brokers, replication)
         records = await self._count(found)
         return tuple(
             TopicState(spec, False, 0, None)

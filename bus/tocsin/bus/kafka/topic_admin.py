@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -160,10 +161,44 @@ async def _configs(
     return found, own
 
 
+@dataclass(frozen=True, slots=True)
+class ChangedSetting:
+    """One of a topic, as it was and as it is now."""
+
+    topic: str
+    name: str
+    before: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}: {self.name} was {self.before}, is {self.value}"
+
+
+async def find_settled(
+    admin: AIOKafkaAdminClient, names: Sequence[str], changed: Sequence[ChangedSetting] = ()
+) -> dict[str, FoundTopic]:
+    """As `find_topics` with settings, of topics that exist, as soon as the broker that is asked
+    knows of all of them and of what was changed a moment ago: of several, one may not yet. At the
+    latest after `SETTLE_S`.
+
+    Raises:
+        BusUnavailable, UnusableBus.
+    """
+    deadline_s = time.monotonic() + SETTLE_S
+    while True:
+        found = await find_topics(admin, names, configs=True)
+        settled = found.keys() >= set(names) and all(
+            found[one.topic].configs.get(one.name) == one.value for one in changed
+        )
+        if settled or time.monotonic() >= deadline_s:
+            return found
+        await asyncio.sleep(0.05)
+
+
 async def apply_settings(
     admin: AIOKafkaAdminClient, specs: Sequence[TopicSpec], replication: int
-) -> list[str]:
-    """Give topics that exist the settings that they should have; those changed, in sentences.
+) -> list[ChangedSetting]:
+    """Give topics that exist the settings that they should have; returns those changed.
 
     Partitions and replicas stay as they are: other partitions would move the keys, and other
     replicas move the data. What else was set for a topic stays, too.
@@ -171,7 +206,7 @@ async def apply_settings(
     Raises:
         BusUnavailable, UnusableBus.
     """
-    changed: list[str] = []
+    changed: list[ChangedSetting] = []
     for name, topic in (await find_topics(admin, [s.name for s in specs], configs=True)).items():
         spec = next(one for one in specs if one.name == name)
         wanted = topic_configs(spec, min(replication, topic.replication))
@@ -190,7 +225,7 @@ async def apply_settings(
                 if code:
                     raise explained(for_code(code)(message), f"changing the settings of {name}")
         changed += [
-            f"{name}: {key} was {topic.configs.get(key, 'not set')}, is {value}"
+            ChangedSetting(name, key, topic.configs.get(key, "not set"), value)
             for key, value in other.items()
         ]
     return changed

@@ -71,7 +71,7 @@ def bus_init(
     for line in changed:
         typer.echo(f"changed: {line}")
     if not apply and any(state.differs for state in states):
-        typer.echo("to change these settings: tocsin bus init --apply")
+        typer.echo("to change settings, but no partitions or copies: tocsin bus init --apply")
 
 
 def bus_show(
