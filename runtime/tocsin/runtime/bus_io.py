@@ -138,7 +138,8 @@ class Wiring:
             places = await asyncio.gather(*(self.reached(partition) for partition in checking))
             self._checked = dict(zip(checking, places, strict=True))
             self._poll("input", self.consumer)
-        if "followed" not in self._polls and self._follower is not None:
+        full = len(self._followed) >= self._max_records
+        if "followed" not in self._polls and self._follower is not None and not full:
             self._poll("followed", self._follower)
 
     async def wait(self, nudged: asyncio.Event, *, timeout_s: float) -> None:
@@ -162,15 +163,23 @@ class Wiring:
             if (failed := task.exception()) is not None:
                 error = error or failed
             elif name == "input":
-                records = task.result()
-                size = sum(len(record.value or b"") for record in records)
                 self.polled = True
-                self._emptied |= len(records) < self._max_records and size < MAX_POLL_BYTES
-                self.records += records
+                self._keep(task.result())
             else:
                 self._followed += task.result()
         if error is not None:
             raise error
+
+    def _keep(self, records: Sequence[Record]) -> None:
+        """Until they are taken. While nothing can be applied, what is beyond a poll's number is
+        read again later: polls go on, since partitions come and go within them."""
+        if len(self.records) >= self._max_records:
+            for record in records:
+                self._refetch.setdefault(record.partition, record.offset)
+            return
+        size = sum(len(record.value or b"") for record in records)
+        self._emptied |= len(records) < self._max_records and size < MAX_POLL_BYTES
+        self.records += records
 
     def drain(self) -> tuple[list[Record], list[Record]]:
         """The records of the input, and those followed, that came since the last call."""

@@ -730,6 +730,8 @@ class FaultyBus:
         self._bus = bus
         self.publish_failures = 0
         self.fence = 0
+        self.leaderless = False
+        self.ends_failed = 0
         self.asked: list[str] = []
 
     def __getattr__(self, name: str) -> object:
@@ -749,8 +751,47 @@ class FaultyBus:
                 raise FencedMember("another member has it")
             await commit(offsets)
 
+        ends = consumer.ends
+
+        async def ends_or_none(partitions: Sequence[Partition]) -> Mapping[Partition, int]:
+            if self.leaderless:
+                self.ends_failed += 1
+                raise BusUnavailable("no broker leads one of the partitions")
+            return await ends(partitions)
+
         consumer.commit = commit_or_fence  # type: ignore[method-assign]
+        consumer.ends = ends_or_none  # type: ignore[method-assign]
         return consumer
+
+
+async def test_what_is_read_while_nothing_can_be_applied_does_not_pile_up(
+    bus: EmbeddedBus,
+) -> None:
+    faulty, service = FaultyBus(bus), FoldService(TOPICS)
+    worker = make(faulty, service)  # type: ignore[arg-type]
+    held: list[int] = []
+
+    def asked_often() -> bool:
+        held.append(len(worker._wiring.records))
+        return faulty.ends_failed >= 6
+
+    async with running(worker):
+        await until(worker.ready.is_set)
+        # A timer that is due asks for the ends of all partitions; others are read meanwhile.
+        faulty.leaderless, service.due_ms = True, 1
+        worker.nudge()
+        for run in ("run-1", "run-2"):
+            await send(bus, run, numbers(*range(300)))
+        faulty.ends_failed = 0
+        await until(asked_often)
+        assert service.applied == 0
+        assert 0 < max(held) < 2 * QUICK.poll_records
+        faulty.leaderless = False
+        await until(lambda: service.applied == 600)
+        assert await worker.caught_up(10)
+    for run in ("run-1", "run-2"):
+        assert dict(await outputs_of(bus, run)) == expected_outputs(run, range(300))
+    assert service.forgotten == [], "it has not joined again"
 
 
 async def test_a_bus_that_goes_away_costs_nothing_but_time(
