@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import suppress
@@ -21,7 +22,7 @@ from support.servers.kafka_broker import Broker, skip_or_fail, unavailable
 from support.waiting import SOON_S
 from tocsin.bus.kafka import topic_admin
 from tocsin.bus.kafka.bus import KafkaBus
-from tocsin.bus.kafka.clients import KafkaProducer, KafkaReader
+from tocsin.bus.kafka.clients import MAX_PARTITION_FETCH_BYTES, KafkaProducer, KafkaReader
 from tocsin.bus.kafka.consumer import KafkaConsumer
 from tocsin.bus.kafka.permissions import permissions
 from tocsin.bus.kafka.security import KafkaSecurity
@@ -432,6 +433,25 @@ async def test_brokers_without_an_authorizer_give_no_permissions(kafka_url: str)
         assert isinstance(bus, KafkaBus)
         with pytest.raises(UnusableBus, match="of User:ana: the brokers have no authorizer"):
             await bus.grant(wanted)
+
+
+async def test_a_partition_with_a_backlog_does_not_hold_up_another(kafka_url: str) -> None:
+    world = World("kafka", kafka_url)
+    spec = world.spec()
+    busy, quiet = Partition(spec.name, 0), Partition(spec.name, 1)
+    size, count = 10_000, 2_000
+    async with world.bus() as bus:
+        await bus.init([spec])
+        producer = await bus.producer()
+        for _ in range(0, count, 100):
+            await producer.publish([record(busy, value=os.urandom(size)) for _ in range(100)])
+        consumer = await bus.consumer(f"{world.prefix}-fair", [spec.name])
+        read: list[Partition] = [one.partition for one in await collect(consumer, 1)]
+        await producer.publish([record(quiet)])
+        while quiet not in read:
+            read += [r.partition for r in await consumer.poll(timeout_s=SOON_S, max_records=50)]
+    # What was fetched of the one before, and once more if the next answer has it first.
+    assert len(read) * size < 3 * MAX_PARTITION_FETCH_BYTES < count * size
 
 
 async def test_nobody_asks_for_leases_on_kafka(kafka_url: str) -> None:
