@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -92,31 +91,6 @@ def test_each_alert_says_what_is_wrong_in_one_line() -> None:
             assert 20 < len(rule["annotations"]["summary"]) < 160
 
 
-def test_the_dashboard_is_what_its_script_writes() -> None:
-    path = ROOT / "tools" / "docs" / "fleet_dashboard.py"
-    spec = importlib.util.spec_from_file_location("dashboard", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert DASHBOARD.read_text() == module.dashboard(), f"python {path} {DASHBOARD}"
-
-
-def test_the_dashboard_has_the_form_that_grafana_provisions() -> None:
-    facts = json.loads(DASHBOARD.read_text())
-    assert {"uid", "title", "schemaVersion", "panels", "time"} <= facts.keys()
-    ids = [panel["id"] for panel in facts["panels"]]
-    assert len(set(ids)) == len(ids) >= 12
-    (source,) = read(MONITORING / "grafana/provisioning/datasources/prometheus.yml")["datasources"]
-    places = set()
-    for panel in facts["panels"]:
-        assert panel["datasource"] == {"type": source["type"], "uid": source["uid"]}
-        grid = panel["gridPos"]
-        assert 0 <= grid["x"] <= 24 - grid["w"]
-        places.add((grid["x"], grid["y"]))
-    assert len(places) == len(ids), "no panel lies on another"
-
-
 # -- compose, one file over the other
 
 
@@ -131,6 +105,27 @@ def test_monitoring_mounts_what_is_there_and_scrapes_the_services() -> None:
     workers = read(DEPLOY / "compose.yaml")["services"]
     served = [n for n, s in workers.items() if f"0.0.0.0:{found['port']}" in s.get("command", ())]
     assert found["names"] == served
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("prometheus", {"/prometheus"}),
+        # Its database and plugins; downloads of plugins, and SQLite's files. It logs to the console.
+        ("grafana", {"/var/lib/grafana", "/tmp"}),
+    ],
+)
+def test_a_service_of_monitoring_is_confined(name: str, written: set[str]) -> None:
+    made = read(DEPLOY / "compose.monitoring.yaml")
+    service = made["services"][name]
+
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    volumes = [volume.split(":") for volume in service["volumes"]]
+    kept = {target for source, target, *_ in volumes if source in made["volumes"]}
+    assert kept | set(service.get("tmpfs", ())) == written
+    assert all(mode == ["ro"] for source, _, *mode in volumes if source not in made["volumes"])
 
 
 def three_brokers() -> dict[str, dict[str, Any]]:
