@@ -116,7 +116,9 @@ def dashboard() -> str:
                 "h": _HEIGHT,
             },
             "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
-            "options": {"legend": {"displayMode": "list", "placement": "bottom"}},
+            "options": {
+                "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True}
+            },
             "targets": [
                 {"refId": "A", "datasource": source, "expr": query, "legendFormat": legend}
             ],
