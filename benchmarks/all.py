@@ -26,7 +26,6 @@ LOCAL = (
     ["summaries.py"],
     ["rules.py"],
     ["fleet.py"],
-    ["replay.py"],
     ["capture.py", "--columns", "nothing", "tocsin", "full", "activations", "naive"],
     ["short_steps.py"],
     ["start.py"],
@@ -43,6 +42,7 @@ ON_KAFKA = (
     ["take_over.py", "--runs", "250", "--bus"],
     ["streaming.py", "--bus"],
     ["paced.py", "--bus"],
+    ["replay.py", "--bus"],
 )
 """The URL of the bus is the last argument."""
 
@@ -57,7 +57,7 @@ def main() -> int:
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     failed = sum(run(command) for command in LOCAL)
     if arguments.without_kafka:
-        return failed + run(["bus.py"])
+        return failed + run(["bus.py"]) + run(["replay.py"])
     with kafka(arguments.kafka) as url:
         return failed + sum(run([*command, url]) for command in ON_KAFKA)
 

@@ -1,10 +1,10 @@
 """How many times faster than it happened a run is judged once more.
 
-    python benchmarks/replay.py [--steps 1500] [--json]
+    python benchmarks/replay.py [--steps 1500] [--brokers 1 | --bus URL] [--json]
 
 The demo's small GPT trains under `tocsin run` with the defaults, and gets a NaN near its end. Then
-`tocsin replay` reads its telemetry from the embedded bus, and from a dump of it, with all rules at
-their defaults. The run's time is that between its first and its last step; a replay's is the
+`tocsin replay` reads its telemetry from the embedded bus, from a dump of it, from its store, and
+from a Kafka onto which the dump is loaded, with all rules at their defaults. The run's time is that between its first and its last step; a replay's is the
 processor time of the whole command, its imports included, and of the part that grows with the run:
 that of a run of a twentieth is taken off.
 """
@@ -12,6 +12,7 @@ that of a run of a twentieth is taken off.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -21,6 +22,8 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from take_over import bus_of
 
 GPT = "tocsin.console.demo.trainings.gpt"
 CONFIG = """\
@@ -49,7 +52,7 @@ def tocsin(folder: Path, *words: str) -> tuple[str, float, float]:
     done = subprocess.run(
         [sys.executable, "-m", "tocsin.console", *words],
         cwd=folder,
-        env={**os.environ, "TOCSIN_STORE": "off"},
+        env={**os.environ, "TOCSIN_STORE": "store"},
         capture_output=True,
         text=True,
         check=False,
@@ -72,6 +75,13 @@ def train(folder: Path, run_id: str, steps: int) -> float:
     return float(json.loads(summary.read_text())["duration_s"])
 
 
+def load(folder: Path, url: str) -> None:
+    """Put both dumps on a bus."""
+    tocsin(folder, "bus", "init", "--bus", url)
+    for run_id in ("short", "long"):
+        tocsin(folder, "bus", "load", f"{run_id}.gz", "--bus", url)
+
+
 def replay(folder: Path, *words: str) -> tuple[float, float]:
     """Processor and wall time of a replay that has found the NaN."""
     output, cpu_s, wall_s = tocsin(folder, "replay", *words)
@@ -84,23 +94,30 @@ def main() -> None:
     """Train, replay, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--bus", help="kafka://HOST:PORT")
+    parser.add_argument("--brokers", type=int, default=0, help="start a Kafka of so many brokers")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     found = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tocsin-bench-")))
         (folder / "tocsin.yaml").write_text(CONFIG)
         short_s = train(folder, "short", arguments.steps // 20)
         run_s = train(folder, "long", arguments.steps)
         for run_id in ("short", "long"):
             tocsin(folder, "bus", "dump", f"{run_id}.gz", "--run", run_id)
         sources = {
-            "the embedded bus": ("--run", "short", "long"),
-            "a dump": ("--file", "short.gz", "long.gz"),
+            "the embedded bus": ("--run", "{}"),
+            "a dump": ("--file", "{}.gz"),
+            "the store": ("--archived", "--run", "{}"),
         }
-        for source, (option, short, long) in sources.items():
-            start_s, _ = replay(folder, option, short)
-            cpu_s, wall_s = replay(folder, option, long)
+        if arguments.bus or arguments.brokers:
+            url = stack.enter_context(bus_of(arguments.bus, arguments.brokers, folder))
+            load(folder, url)
+            sources["Kafka"] = ("--bus", url, "--run", "{}")
+        for source, words in sources.items():
+            start_s, _ = replay(folder, *(word.format("short") for word in words))
+            cpu_s, wall_s = replay(folder, *(word.format("long") for word in words))
             alone = (run_s - short_s) / max(cpu_s - start_s, 1e-3)
             found.append(Replayed(source, run_s, cpu_s, wall_s, run_s / cpu_s, alone))
     if arguments.json:

@@ -111,7 +111,7 @@ def test_monitoring_mounts_what_is_there_and_scrapes_the_services() -> None:
     ("name", "written"),
     [
         ("prometheus", {"/prometheus"}),
-        # Its database and plugins; downloads of plugins, and SQLite's files. It logs to the console.
+        # Its database and plugins; downloads of plugins. It logs to the console.
         ("grafana", {"/var/lib/grafana", "/tmp"}),
     ],
 )
