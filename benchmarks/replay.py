@@ -4,9 +4,10 @@
 
 The demo's small GPT trains under `tocsin run` with the defaults, and gets a NaN near its end. Then
 `tocsin replay` reads its telemetry from the embedded bus, from a dump of it, from its store, and
-from a Kafka onto which the dump is loaded, with all rules at their defaults. The run's time is that between its first and its last step; a replay's is the
-processor time of the whole command, its imports included, and of the part that grows with the run:
-that of a run of a twentieth is taken off.
+from a Kafka onto which the dump is loaded, with all rules at their defaults. The run's time is that
+between its first and its last step; a replay's is the processor time of the whole command, its
+imports included, and of the part that grows with the run: that of a run of a twentieth is taken
+off.
 """
 
 from __future__ import annotations
