@@ -13,6 +13,11 @@ What a program costs is the processor time of its processes, of the workers with
 until the last commit; the wall time says more of the machine, as the broker shares its cores.
 "Each with a core" is what two workers would read against one, by their processor time.
 
+Where the time of one worker goes is measured by one more of them, with timers around its parts:
+processor time of its threads, and of the rules the time that the service counts, which is wall time
+(processor time would be too dear to ask for, so often). What the client takes to fetch is that of a
+reader which reads the topic before, and does nothing with its records.
+
 Then the delay of one worker that is up to date: a NaN each 200 ms, each in a run of its own, beside
 the records of 100 ranks a second; from the append of the record to that of the issue, by the
 broker's clock.
@@ -31,8 +36,9 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from fleet import RUN_RANKS, interval
@@ -46,11 +52,13 @@ from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import ISSUE_PARTITIONS, TELEMETRY_PARTITIONS, Topics
-from tocsin.stream_rules.service import build_rules_service
+from tocsin.stream_rules.engine import partitions
+from tocsin.stream_rules.service import RulesService, build_rules_service
 from tocsin.stream_rules.testing import RunBuilder
 
 ALARMS = 150
 EVERY_S = 0.2
+COSTLIEST = 8
 BACKGROUND_RANKS = 100
 
 
@@ -63,6 +71,7 @@ class Read:
     records: int
     wall_s: float
     cpu_s: float
+    parts_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def per_core(self) -> float:
@@ -98,11 +107,14 @@ def losses_of(value: bytes, headers: Sequence[tuple[str, bytes]]) -> list[float]
 # -- the programs, each in a process of its own
 
 
-async def rules(url: str, prefix: str, group: str) -> None:
-    """One worker until all is applied and committed; prints what it took."""
-    topics, metrics = Topics(prefix), PrometheusMetrics()
+async def rules(url: str, prefix: str, group: str, *, parts: bool = False) -> None:
+    """One worker until all is applied and committed; prints what it took, and its parts."""
+    topics, metrics, spent = Topics(prefix), PrometheusMetrics(), defaultdict[str, float](float)
     async with open_bus(url) as bus:
         service = build_rules_service(topics, metrics=metrics)
+        if parts:
+            spent["fetch"] = await fetch_alone(bus, topics)
+            time_parts(service, spent)
         worker = Worker(
             bus, service, topics=topics, group=group, metrics=metrics,
             settings=WorkerSettings(standby_bytes=0),
@@ -112,11 +124,61 @@ async def rules(url: str, prefix: str, group: str) -> None:
         while not await worker.caught_up(600):  # a rebalance begins anew
             pass
         took = time.perf_counter() - began, time.process_time() - cpu
+        by_rule = {
+            one.name: metrics.value(names.RULE_SECONDS, rule=one.name) for one in service.specs
+        }
+        found = parts_of(spent, by_rule, took[1]) if parts else {}
         # Another of the group may have more to do, and wants no rebalance meanwhile.
-        print(json.dumps([round(metrics.value(names.RECORDS, service="rules")), *took]), flush=True)
+        applied = round(metrics.value(names.RECORDS, service="rules"))
+        print(json.dumps([applied, *took, found]), flush=True)
         await asyncio.to_thread(sys.stdin.readline)
         worker.stop()
         await task
+
+
+async def fetch_alone(bus: Bus, topics: Topics) -> float:
+    """Seconds of processor time to read all telemetry, and to do nothing with it."""
+    cpu = time.process_time()
+    async for _ in read_topic(bus, topics.telemetry, TELEMETRY_PARTITIONS):
+        pass
+    return time.process_time() - cpu
+
+
+def time_parts(service: RulesService, spent: dict[str, float]) -> None:
+    """Count the processor time of decoding, applying (decoding included) and snapshots."""
+
+    def timed(part: str, work: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object, **options: object) -> object:
+            began = time.thread_time()
+            try:
+                return work(*arguments, **options)
+            finally:
+                spent[part] += time.thread_time() - began
+
+        return call
+
+    setattr(partitions, "decode", timed("decode", decode))  # noqa: B010
+    setattr(service, "apply", timed("apply", service.apply))  # noqa: B010
+    setattr(service, "snapshots", timed("snapshots", service.snapshots))  # noqa: B010
+
+
+def parts_of(
+    spent: dict[str, float], by_rule: Mapping[str, float], cpu_s: float
+) -> dict[str, float]:
+    """The seconds of each part: they add up to all of the worker's."""
+    costliest = sorted(by_rule, key=lambda rule: -by_rule[rule])[:COSTLIEST]
+    rest = sum(by_rule.values()) - sum(by_rule[rule] for rule in costliest)
+    return {
+        "the client: fetch, decompress": spent["fetch"],
+        "our decoder": spent["decode"],
+        **{f"rule {rule}": by_rule[rule] for rule in costliest},
+        f"{len(by_rule) - len(costliest)} other rules": rest,
+        "engine around rules": spent["apply"] - spent["decode"] - sum(by_rule.values()),
+        "snapshots of checkpoints": spent["snapshots"],
+        "produce, commits, the worker's loop": (
+            cpu_s - spent["fetch"] - spent["apply"] - spent["snapshots"]
+        ),
+    }
 
 
 def confluent(url: str, prefix: str, group: str, records: int) -> tuple[int, float, float]:
@@ -187,8 +249,8 @@ OTHERS = {"confluent": confluent, "quix": quix}
 
 def program(name: str, url: str, prefix: str, group: str, records: int) -> None:
     """The work of one process; prints what it took."""
-    if name == "rules":
-        asyncio.run(rules(url, prefix, group))
+    if name in ("rules", "parts"):
+        asyncio.run(rules(url, prefix, group, parts=name == "parts"))
     else:
         print(json.dumps(OTHERS[name](url, prefix, group, records)), flush=True)
 
@@ -218,7 +280,8 @@ def read_all(
     took = [json.loads(line) for line in lines]
     if sum(one[0] for one in took) < records:
         raise SystemExit(f"{name} has read {sum(one[0] for one in took):,} of {records:,} records")
-    return Read(name, processes, records, max(one[1] for one in took), sum(one[2] for one in took))
+    wall_s, cpu_s = max(one[1] for one in took), sum(one[2] for one in took)
+    return Read(name, processes, records, wall_s, cpu_s, *took[0][3:])
 
 
 async def fill(url: str, topics: Topics, records: int) -> int:
@@ -347,7 +410,11 @@ def main() -> None:
             f"{one.program:9} x {one.processes}: {one.records:,} records in {one.wall_s:5.1f} s, "
             f"{one.cpu_s:5.1f} s of CPU time: {one.per_core:6,.0f} records/s on a core"
         )
-    one_worker, two_workers = found[:2]
+    one_worker, two_workers, timed = found[:3]
+    print("where the time of a worker goes, with its timers:")
+    for part, seconds in timed.parts_s.items():
+        share, per_record = seconds / timed.cpu_s, 1e6 * seconds / timed.records
+        print(f"  {part:36} {seconds:6.2f} s {share:6.1%} {per_record:6.1f} µs a record")
     print(f"two workers, each with a core: {2 * two_workers.per_core / one_worker.per_core:.2f}")
     print(
         f"from a NaN to its issue, {len(waited)} times: {statistics.median(waited):.0f} ms, "
@@ -357,7 +424,8 @@ def main() -> None:
 
 def _programs(others: str) -> list[tuple[str, int, str]]:
     """Which there are, in how many processes, by which Python."""
-    found = [("rules", 1, sys.executable), ("rules", 2, sys.executable)]
+    found = [(name, count, sys.executable) for name, count in (("rules", 1), ("rules", 2))]
+    found.append(("parts", 1, sys.executable))
     for name, module in (("confluent", "confluent_kafka"), ("quix", "quixstreams")):
         if subprocess.run([others, "-c", f"import {module}"], capture_output=True).returncode:
             print(f"{name} is left out: {others} has no {module}", file=sys.stderr)
