@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -222,7 +223,10 @@ async def test_a_job_that_is_saving_gets_its_grace_once_more(place: Place) -> No
     await until(lambda: job.signals)
     (escalated,) = [one for one in place.said if isinstance(one, StopEscalated)]
     assert job.signals == [signal.SIGTERM]
-    assert escalated.reason == "rank 0 did not leave within 0.2 s"
+    # It names the time that was waited in truth, which on a busy machine is longer.
+    reason = re.fullmatch(r"rank 0 did not leave within (\d+(\.\d)?) s", escalated.reason)
+    assert reason is not None, escalated.reason
+    assert float(reason[1]) >= 0.2
     await place.stopper.close()
 
 
