@@ -244,13 +244,17 @@ class Job:
     def _suspended(self, number: int) -> None:
         """Ctrl-Z, or a read from the background: suspend the launcher too, so the shell sees it."""
         terminal, handlers = self._terminal, self._handlers
-        if terminal is None or handlers is None or number == signal.SIGSTOP:
+        if terminal is None:
             return
         if number in (signal.SIGTTIN, signal.SIGTTOU):
             self._wants_terminal = True
             if terminal.is_ours():
                 terminal.lend(self.group)
+            if terminal.is_lent(self.group):  # perhaps since it has asked
+                process_group.signal_group(self.group, signal.SIGCONT)
                 return
+        if handlers is None or number == signal.SIGSTOP:
+            return
         terminal.take_back(self.group)
         # Where there is no shell to wake us (an orphaned group) the system ignores this SIGTSTP.
         handlers.stop_self(lambda: os.killpg(os.getpgrp(), signal.SIGTSTP))

@@ -53,11 +53,12 @@ class Terminal:
         return not (os.isatty(0) and os.isatty(1)) and not _alone(self._own_group)
 
     def lend(self, group: int) -> None:
-        """Put `group` into the foreground and wake it, should it have read too early."""
-        if self._set(group):
-            # A stop signal that is still on its way is thrown away by SIGCONT.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGCONT)
+        """Put `group` into the foreground. Wakes nobody: a Ctrl-Z that has just come must stand."""
+        self._set(group)
+
+    def is_lent(self, group: int) -> bool:
+        """Whether `group` is in the foreground."""
+        return self._foreground() == group
 
     def take_back(self, group: int, *, reset: bool = False) -> bool:
         """Put the launcher's group into the foreground if `group` has it, and whether it had;
@@ -65,7 +66,7 @@ class Terminal:
 
         A job that was killed cannot restore what it changed (echo off in pdb, raw mode).
         """
-        if self._foreground() != group:
+        if not self.is_lent(group):
             return False
         self._set(self._own_group)
         if reset:
@@ -83,15 +84,13 @@ class Terminal:
         except OSError:
             return -1
 
-    def _set(self, group: int) -> bool:
+    def _set(self, group: int) -> None:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
         try:
-            os.tcsetpgrp(self._descriptor, group)
-        except OSError:
-            return False
+            with contextlib.suppress(OSError):  # there is no such group any more
+                os.tcsetpgrp(self._descriptor, group)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return True
 
 
 def _alone(group: int) -> bool:

@@ -561,11 +561,7 @@ def test_a_debugger_works_at_the_terminal(tmp_path: Path) -> None:
 
 
 def test_ctrl_z_suspends_and_fg_goes_on(tmp_path: Path) -> None:
-    shell = pexpect.spawn(
-        "bash", ["--norc", "-i"], env={**environment(tmp_path), "PS1": "$ "}, cwd=str(tmp_path),
-        timeout=30, encoding="utf-8", echo=False,
-    )  # fmt: skip
-    shell.expect_exact("$ ")
+    shell = prompting(tmp_path)
     line = " ".join(command_line(tmp_path, "sh", "-c"))
     shell.sendline(f"{line} 'echo ready; read x; echo got $x'")
     shell.expect("ready")
@@ -585,12 +581,32 @@ def test_ctrl_z_suspends_and_fg_goes_on(tmp_path: Path) -> None:
     shell.close()
 
 
+def test_a_ctrl_z_while_the_terminal_is_being_lent_stands(tmp_path: Path) -> None:
+    slowly = (
+        "import sys, time; from support.processes.launching import main; "
+        "from tocsin.emitter.launch.terminal import Terminal; lend = Terminal._set; "
+        "Terminal._set = lambda *given: (lend(*given), time.sleep(2)); "
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    job = ["sh", "-c", "echo ready; read x; echo got $x"]
+    line = shlex.join([sys.executable, "-c", slowly, str(tmp_path), "--", *job])
+    shell = prompting(tmp_path)
+    shell.sendline(line)
+    shell.expect("ready\r")
+    shell.sendcontrol("z")
+    shell.expect("Stopped")
+    shell.sendline("fg")
+    shell.expect("import sys, time")
+    shell.sendline("word")
+    shell.expect("got word")
+    shell.expect("no training seen")
+    shell.sendline("exit")
+    shell.expect(pexpect.EOF)
+    shell.close()
+
+
 def test_a_job_in_the_background_is_not_in_the_way(tmp_path: Path) -> None:
-    shell = pexpect.spawn(
-        "bash", ["--norc", "-i"], env={**environment(tmp_path), "PS1": "$ "}, cwd=str(tmp_path),
-        timeout=30, encoding="utf-8", echo=False,
-    )  # fmt: skip
-    shell.expect_exact("$ ")
+    shell = prompting(tmp_path)
     line = " ".join(command_line(tmp_path, "sh", "-c"))
     shell.sendline(f"{line} 'sleep 1; echo job said' &")
     shell.sendline("read x; echo shell got $x")
@@ -636,6 +652,16 @@ def test_ctrl_c_ends_a_script_whose_output_goes_elsewhere(tmp_path: Path) -> Non
     child.expect(pexpect.EOF)
     child.close()
     assert "after" not in (child.before or "")
+
+
+def prompting(tmp_path: Path) -> pexpect.spawn[str]:
+    """A shell at its prompt."""
+    shell = pexpect.spawn(
+        "bash", ["--norc", "-i"], env={**environment(tmp_path), "PS1": "$ "}, cwd=str(tmp_path),
+        timeout=30, encoding="utf-8", echo=False,
+    )  # fmt: skip
+    shell.expect_exact("$ ")
+    return shell
 
 
 def in_shell(tmp_path: Path, line: str, options: Sequence[str] = INTERACTIVE) -> pexpect.spawn[str]:
