@@ -341,6 +341,8 @@ class Nonfinite(Rule[NonfiniteParams, _State]):
             self.state.skipped[rank] = int(frame.steps[-1])
             return none, True
         counted, norm = frame.column("gradient_nonfinite"), frame.column("gradient_norm")
+        if counted is not None and not counted.any() and not self.params.only_nan:
+            return none, False  # all were counted, and none was bad
         by_norm = none if norm is None else self._bad(norm).astype(np.int64)
         if counted is None or self.params.only_nan:
             return by_norm, False
