@@ -98,6 +98,7 @@ class Answers:
         self._acknowledged = False
         self._by_launcher = False
         self._left: set[int] = set()
+        self._all_left = False
         self._last_ms: int | None = None
 
     def requested(self, command: CommandSeen) -> None:
@@ -173,9 +174,17 @@ class Answers:
                 return None
 
     def _check_all_left(self, world_size: int) -> None:
-        """Without a launcher nobody sees the process end; its loop was left by all ranks."""
-        if not self._by_launcher and len(self._left) >= world_size:
-            self.ending = "stopped"
+        self._all_left = len(self._left) >= world_size
+
+    @property
+    def perhaps_over(self) -> bool:
+        """Whether all ranks have left their loops, and no launcher was heard: without one nobody
+        sees the process end. One that there is may not have answered yet."""
+        return self.ending is None and self._all_left and not self._by_launcher
+
+    def conclude(self) -> None:
+        """There is no launcher."""
+        self.ending = "stopped"
 
     def unconfirmed(self, waited_s: float) -> str:
         """What to say when the wait is over and the job has not gone."""

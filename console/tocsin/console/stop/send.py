@@ -41,6 +41,9 @@ QUIET_S: Final = 5.0
 BEYOND_GRACE_S: Final = 20.0
 """How much longer than both graces (for the exit point, and after SIGTERM) the default wait is."""
 
+LAUNCHER_S: Final = 2.0
+"""How long a launcher may take to answer after all ranks have left."""
+
 _POLL_S: Final = 1.0
 _DAY_S: Final = 86_400.0
 
@@ -171,6 +174,7 @@ async def _follow(
     """Until the stop is over or the wait is; the last line that was printed."""
     last: str | None = None
     began_s = time.monotonic()
+    all_left_s: float | None = None
     quiet = True
     while answers.ending is None and (left_s := began_s + wait_s - time.monotonic()) > 0:
         for record in await reader.poll(timeout_s=min(_POLL_S, left_s)):
@@ -179,9 +183,15 @@ async def _follow(
             if line is not None:
                 last = line
                 print_line(f"  {line}")
+        if answers.perhaps_over:
+            all_left_s = time.monotonic() if all_left_s is None else all_left_s
+            if time.monotonic() - all_left_s >= LAUNCHER_S:
+                answers.conclude()
         if quiet and not answers.received and time.monotonic() - began_s > QUIET_S:
             quiet = False
             print_line(f"  no reply after {QUIET_S:g} s: {LISTENERS}")
+    if answers.perhaps_over:
+        answers.conclude()
     if answers.ending is None and wait_s > 0:
         last = answers.unconfirmed(wait_s)
         print_line(f"  {last}")

@@ -153,6 +153,20 @@ def test_without_a_launcher_it_is_over_when_all_ranks_have_left() -> None:
     heard.apply(said(StopLeft, rank=1, world_size=2, edge="backward"), NOW_MS)
     assert heard.ending is None
     heard.apply(said(StopLeft, rank=0, world_size=2, edge="backward"), NOW_MS)
+    assert heard.ending is None
+    assert heard.perhaps_over
+    heard.conclude()
+    assert heard.ending == "stopped"
+
+
+def test_a_launcher_that_answers_after_all_ranks_have_left_says_how_the_job_ended() -> None:
+    heard = answers()
+    heard.apply(said(StopAcknowledged), NOW_MS)
+    heard.apply(said(StopLeft, edge="backward"), NOW_MS)
+    assert heard.perhaps_over
+    heard.apply(said(StopAcknowledged, role="launcher"), NOW_MS)
+    assert not heard.perhaps_over
+    heard.apply(said(StopExited, role="launcher", how="edge", exit_code=79), NOW_MS)
     assert heard.ending == "stopped"
 
 
@@ -170,7 +184,7 @@ def test_a_second_command_is_over_when_the_ranks_have_left_by_the_first() -> Non
     ]  # fmt: skip
     assert heard.ending is None
     heard.apply(said(StopLeft, command_id="first", edge="backward", rank=1, world_size=2), NOW_MS)
-    assert heard.ending == "stopped"
+    assert heard.perhaps_over
     assert json.loads(heard.as_json(sent=True, message=""))["stop"]["command_id"] == "c"
 
 
