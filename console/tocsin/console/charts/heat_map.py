@@ -136,8 +136,9 @@ class _Colours:
         if self.logarithmic:
             given = np.log(np.maximum(cells, low))
             low, high = np.log(low), np.log(high)
-        spread = high - low
-        share = (given - low) / spread if spread > 0 else np.where(np.isfinite(given), 0.5, given)
+        # Halves: the difference of two numbers may be more than a number can be.
+        spread, above = high / 2 - low / 2, given / 2 - low / 2
+        share = above / spread if spread > 0 else np.where(np.isfinite(given), 0.5, given)
         finite = np.isfinite(cells)
         level: npt.NDArray[np.int64] = np.clip(
             np.where(finite, share, 0) * LEVELS, 0, LEVELS - 1

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tocsin.console.charts import (
@@ -443,6 +443,7 @@ finite = st.floats(allow_nan=True, allow_infinity=True, width=64)
 
 @settings(max_examples=40)
 @given(st.lists(finite, max_size=40))
+@example([1.7976931348623157e308, -9.9792015476736e291])
 def test_no_numbers_break_a_chart(values: list[float]) -> None:
     count = len(values)
     lines = [Line.from_values("a", np.arange(count), values)]
