@@ -120,8 +120,13 @@ def test_a_rank_that_is_dead_does_not_hold_up_the_stop(tmp_path: Path) -> None:
     job = train(tmp_path, signer, 1)
     wait_for_step(tmp_path, 0, 10)
     pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
+    # Else the others may fail for want of it, and end the job, before the command comes.
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
     os.kill(pids[2], signal.SIGKILL)
     stop(tmp_path, signer, grace_s=1.0)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
     job.wait()
     (exited,) = said(tmp_path, StopExited)
     assert exited.how in ("edge", "SIGTERM", "itself")
