@@ -54,30 +54,28 @@ SHORT: dict[str, Sequence[str]] = {
         "the states are lost",
         "all are killed at once",
     ],
-    "shared broker": [
+    "broker": [
         "a rules worker is killed",
+        "connections are cut",
         "a training is killed",
+        "the broker is killed",
         "an action service is killed",
-        "records come twice",
-        "records come in another order",
-        "twenty kinds of poison",
-        "a rules worker is frozen",
+        "all comes late",
         "a rebalance each second",
         "the states are lost",
         "all are killed at once",
     ],
-    "broker": [
+    "torture": [
         "a rules worker is killed",
         "a training is killed",
-        "connections are cut",
         "an action service is killed",
         "a broker is frozen",
         "connections are silent",
         "what was not read has expired",
     ],
 }
-"""What is done once each: in CI on a bus file and on the broker that all tests share, which is let
-alone; in `make torture` on a broker of its own."""
+"""What is done once each: in CI on a bus file, and on a broker behind a proxy; the last of these
+only in `make torture`."""
 
 
 @asynccontextmanager
@@ -225,20 +223,14 @@ async def test_a_fleet_on_one_bus_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.kafka
-async def test_a_fleet_on_a_shared_broker(tmp_path: Path, kafka_url: str) -> None:
-    async with kafka_stage(tmp_path, "short", shared=kafka_url) as stage:
-        await comes_through(stage, "shared broker")
-
-
-@pytest.mark.torture
-@pytest.mark.kafka
 @pytest.mark.timeout(1_800)
-async def test_a_fleet_on_kafka(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["broker", pytest.param("torture", marks=pytest.mark.torture)])
+async def test_a_fleet_on_kafka(tmp_path: Path, what: str) -> None:
     async with (
         one_broker(tmp_path) as (brokers, proxies),
         kafka_stage(tmp_path, "short", brokers, proxies) as stage,
     ):
-        await comes_through(stage, "broker")
+        await comes_through(stage, what)
 
 
 async def after_a_crash(folder: Path, mutation: str, point: str | None) -> list[str]:
