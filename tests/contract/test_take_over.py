@@ -145,8 +145,9 @@ def test_rules_workers_stand_by_on_kafka(
 
 
 async def test_what_retention_has_removed_up_to_the_end_counts_as_read(
-    world: World, bus: Bus
+    world: World, bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("tocsin.runtime.bus_clock.SETTLING_MS", 1_000)
     topics = Topics(world.prefix)
     await bus.init(topics.specs())
     await send(bus, topics, range(5))

@@ -40,7 +40,8 @@ def test_a_program_that_is_not_python(embedded_site: Site) -> None:
 
 
 def test_what_outlasts_a_job_is_ended_and_what_it_detached_is_not(embedded_site: Site) -> None:
-    left = "(trap '' TERM; exec sleep 50) & setsid sh -c 'echo $$; exec sleep 51' & sleep 1; exit 3"
+    detached_job = "setsid sh -c 'echo $$; exec sleep 51 >/dev/null 2>&1'"
+    left = f"(trap '' TERM; exec sleep 50) & {detached_job} & sleep 1; exit 3"
     finished = embedded_site.run("bash", "-c", left, run_id="left")
     assert finished.exit_code == 3
     assert "the helper exited" not in finished.stderr, finished
