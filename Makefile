@@ -34,7 +34,7 @@ first-ten-minutes: setup
 
 # With bytecode kept, whatever the environment says: hundreds of processes import the same modules.
 test: setup
-	@PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest --numprocesses 5 --dist worksteal --durations=25 $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest --numprocesses 4 --dist worksteal --durations=25 $(ARGS)
 
 lint: setup
 	@.venv/bin/ruff check . tools/first-ten-minutes tools/matrix tools/recorded-issues tools/rule-examples

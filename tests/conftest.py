@@ -112,12 +112,11 @@ def short_path() -> Iterator[Path]:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """In a worker the garbage collector never goes through the tests themselves: to go through all
-    that is there takes half a second. What they leave it goes through less often.
+    that is there takes half a second.
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
         gc.collect()
         gc.freeze()
-        gc.set_threshold(20_000, 50, 1_000)
 
 
 @pytest.hookimpl(trylast=True)

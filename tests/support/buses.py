@@ -145,12 +145,17 @@ class World:
                 await admin.close()
 
     async def configure(self, topic: str, settings: dict[str, str]) -> None:
-        """Set these of a Kafka topic, and no others."""
+        """Set these of a Kafka topic, and no others; return when the broker says so, too."""
         admin = await self._admin()
         try:
             await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, settings)])
         finally:
             await admin.close()
+        for _ in range(600):
+            if settings.items() <= (await self.configuration(topic)).items():
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"the broker has not taken {settings} over for {topic}")
 
     async def configuration(self, topic: str) -> dict[str, str]:
         """The settings of a Kafka topic."""

@@ -564,7 +564,7 @@ def test_ctrl_z_suspends_and_fg_goes_on(tmp_path: Path) -> None:
     shell = prompting(tmp_path)
     line = " ".join(command_line(tmp_path, "sh", "-c"))
     shell.sendline(f"{line} 'echo ready; read x; echo got $x'")
-    shell.expect("ready")
+    shell.expect("ready\r")  # of the job: the shell shows the line, too
     shell.sendcontrol("z")
     shell.expect("Stopped")
     shell.sendline("echo shell is back")
