@@ -58,11 +58,11 @@ SHORT: dict[str, Sequence[str]] = {
         "a rules worker is killed",
         "connections are cut",
         "a training is killed",
-        "the broker is killed",
         "an action service is killed",
         "all comes late",
         "a rebalance each second",
         "the states are lost",
+        "the broker is killed",
         "all are killed at once",
     ],
     "torture": [
