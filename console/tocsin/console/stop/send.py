@@ -186,7 +186,7 @@ async def _follow(
         if answers.perhaps_over:
             all_left_s = time.monotonic() if all_left_s is None else all_left_s
             if time.monotonic() - all_left_s >= LAUNCHER_S:
-                answers.conclude()
+                break
         if quiet and not answers.received and time.monotonic() - began_s > QUIET_S:
             quiet = False
             print_line(f"  no reply after {QUIET_S:g} s: {LISTENERS}")
