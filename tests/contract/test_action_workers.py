@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from support.at_work import at_work
 from support.buses import World
 from support.processes.forking import Forked
 from support.records.issues import issue, issue_record
@@ -71,12 +72,8 @@ async def worker(bus: Bus, topics: Topics, url: str) -> AsyncIterator[Prometheus
         metrics=metrics,
         settings=WorkerSettings(checkpoint_s=0.05),
     )
-    task = asyncio.create_task(running.run())
-    try:
+    async with at_work(running):
         yield metrics
-    finally:
-        running.stop()
-        await task
 
 
 async def send(bus: Bus, topics: Topics, *issues: IssueFiring) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -10,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from support.at_work import at_work
 from support.buses import World
 from support.configured_buses import context_on
 from support.records.issues import issue, issue_record, view, view_record
@@ -43,13 +43,9 @@ async def worker(bus: Bus, context: CommandContext) -> AsyncIterator[None]:
         group=f"{context.topics.prefix}-actions",
         settings=WorkerSettings(checkpoint_s=0.05),
     )
-    task = asyncio.create_task(made.run())
-    try:
+    async with at_work(made):
         await made.ready.wait()
         yield
-    finally:
-        made.stop()
-        await task
 
 
 async def publish(bus: Bus, topic: str, number: int, sent: Outgoing) -> None:

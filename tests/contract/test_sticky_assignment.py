@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
+from support.at_work import at_work
 from support.buses import World
 from support.rules.fold_service import FoldService
 from support.waiting import until
@@ -58,12 +59,8 @@ async def working(
         member=member,
         settings=WorkerSettings(checkpoint_s=0.1),
     )
-    task = asyncio.create_task(worker.run())
-    try:
+    async with at_work(worker):
         yield service
-    finally:
-        worker.stop()
-        await task
 
 
 async def shared(*services: FoldService) -> None:
