@@ -9,7 +9,7 @@ import re
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.metadata import packages_distributions
@@ -187,7 +187,11 @@ BROUGHT_BY = {
 # theirs.
 USERS_OWN = {"pandas", "transformers"}
 
-OWNERS: Final = packages_distributions()
+
+@functools.cache
+def owners_of_modules() -> Mapping[str, list[str]]:
+    """Distributions by the module that they install. Reads what is installed."""
+    return packages_distributions()
 
 
 def modules_of(requirements: Iterable[str]) -> set[str]:
@@ -195,7 +199,7 @@ def modules_of(requirements: Iterable[str]) -> set[str]:
     wanted = {canonicalize_name(Requirement(one).name) for one in requirements}
     return {
         module
-        for module, owners in OWNERS.items()
+        for module, owners in owners_of_modules().items()
         if any(canonicalize_name(owner) in wanted for owner in owners)
     }
 

@@ -21,11 +21,6 @@ from support.trainings.captured import captured
 from tocsin.emitter.hooks.torch_patches import hooks
 from tocsin.emitter.training.context import current
 
-try:
-    from torch.distributed.fsdp import fully_shard
-except ImportError:  # its older place
-    from torch.distributed._composable.fsdp import fully_shard
-
 STEPS = 5
 EVERY_STEP = '{"collections": {"gradients": {"every": 1}}}'
 
@@ -69,6 +64,11 @@ def data_parallel(rank: int) -> dict[str, list[float]]:
 
 def fully_sharded(rank: int) -> dict[str, list[float]]:
     """FSDP2: each rank holds a part of each tensor. `norms` are of the whole gradients."""
+    # Here: it takes long to import, and those who collect the tests do not need it.
+    try:
+        from torch.distributed.fsdp import fully_shard
+    except ImportError:  # its older place
+        from torch.distributed._composable.fsdp import fully_shard
     mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
     model = network()
     for layer in (model[0], model[2]):

@@ -128,20 +128,20 @@ def test_a_schedule_that_stands_still_is_an_info() -> None:
 
 
 @pytest.mark.parametrize(
-    "run",
+    "make",
     [
-        pytest.param(run_of([1e-3] * 3000), id="constant, none declared"),
-        pytest.param(run_of([0.0] * 19 + [1e-3] * 50, base=1e-3), id="begins at zero"),
-        pytest.param(run_of([0.0] * 4 + [1e-3] * 50), id="begins at zero by hand"),
-        pytest.param(run_of([0.0] * 100, second=1e-4), id="one group frozen"),
-        pytest.param(run_of([1e-6] * 30 + [2e-4] * 30, base=1e-3), id="warm-up by epochs"),
-        pytest.param(run_of([1e-3] * 50 + [1e-4] * 50), id="decay by ten"),
-        pytest.param(run_of([1e-6 + 1e-4 * n for n in range(50)]), id="warm-up by steps"),
-        pytest.param(run_of([1e-3]), id="one step"),
+        pytest.param(lambda: run_of([1e-3] * 3000), id="constant, none declared"),
+        pytest.param(lambda: run_of([0.0] * 19 + [1e-3] * 50, base=1e-3), id="begins at zero"),
+        pytest.param(lambda: run_of([0.0] * 4 + [1e-3] * 50), id="begins at zero by hand"),
+        pytest.param(lambda: run_of([0.0] * 100, second=1e-4), id="one group frozen"),
+        pytest.param(lambda: run_of([1e-6] * 30 + [2e-4] * 30, base=1e-3), id="warm-up by epochs"),
+        pytest.param(lambda: run_of([1e-3] * 50 + [1e-4] * 50), id="decay by ten"),
+        pytest.param(lambda: run_of([1e-6 + 1e-4 * n for n in range(50)]), id="warm-up by steps"),
+        pytest.param(lambda: run_of([1e-3]), id="one step"),
     ],
 )
-def test_left_alone(run: RunBuilder) -> None:
-    assert_quiet(run.records, specs=SPECS)
+def test_left_alone(make: Callable[[], RunBuilder]) -> None:
+    assert_quiet(make().records, specs=SPECS)
 
 
 def test_duplicates_and_out_of_order_ranks_change_nothing() -> None:
