@@ -64,7 +64,6 @@ def data_parallel(rank: int) -> dict[str, list[float]]:
 
 def fully_sharded(rank: int) -> dict[str, list[float]]:
     """FSDP2: each rank holds a part of each tensor. `norms` are of the whole gradients."""
-    # Here: it takes long to import, and those who collect the tests do not need it.
     try:
         from torch.distributed.fsdp import fully_shard
     except ImportError:  # its older place
@@ -131,6 +130,10 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    # What DDP and FSDP import, once for both ranks; whoever collects the tests does not need it.
+    import torch._dynamo
+    import torch.distributed.fsdp
+
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=2, run_id="matrix", max_restarts=0,
         rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0", start_method="fork",

@@ -1,8 +1,9 @@
 """On PYTHONPATH of the trainings that tests start: they start and end in half the processor time.
 
 The first step of any optimizer imports `torch._dynamo`, only to say that a part of it is not to be
-compiled: some 3.5 CPU seconds in each training, as many as all the rest of its start. As long as
-nothing else has imported the compiler there is nobody to be told, so it is left out until then.
+compiled, and so does DDP: some 3.5 CPU seconds in each training, as many as all the rest of its
+start. As long as nothing else has imported the compiler there is nobody to be told, so it is left
+out until then.
 What stays without this: `tests/matrix`, the trainings that compile, and `make first-ten-minutes`.
 
 While PyTorch is imported, and when the process ends, the garbage collector would walk through a
@@ -27,6 +28,7 @@ _TORCH = "torch"
 _COMPILER = "torch._dynamo"
 _MARKER = "torch._compile"
 _OPTIMIZER = "torch.optim.optimizer"
+_PARALLEL = "torch.nn.parallel.distributed"
 _MARK = "__dynamo_disable"
 
 _marked: list[Any] = []
@@ -43,7 +45,7 @@ class _Watcher:
             for function in _marked:
                 vars(function).pop(_MARK, None)
             _marked.clear()
-        wrap = {_TORCH: _uncollected, _MARKER: _mark_late, _OPTIMIZER: _break_late}.get(name)
+        wrap = _WRAPS.get(name)
         if wrap is None:
             return None
         spec = PathFinder.find_spec(name, path, target)
@@ -119,6 +121,42 @@ def _break_late(module: Any) -> Iterator[None]:
 
     module._use_grad_for_differentiable = late
 
+
+@_around_import
+def _ask_late(module: Any) -> Iterator[None]:
+    """Each DDP asks the compiler whether it is to have its gradients reduced in Python."""
+    yield
+    init = module.DistributedDataParallel.__init__
+
+    def late(self: Any, *args: Any, **kwargs: Any) -> None:
+        import torch
+
+        if _COMPILER in sys.modules:
+            init(self, *args, **kwargs)
+            return
+        torch._dynamo = answer = _Compiler()
+        try:
+            init(self, *args, **kwargs)
+        finally:
+            if torch._dynamo is answer:
+                del torch._dynamo
+
+    module.DistributedDataParallel.__init__ = late
+
+
+class _Compiler:
+    """What DDP is answered: what the compiler answers by default."""
+
+    class utils:
+        get_optimize_ddp_mode = staticmethod(lambda: "ddp_optimizer")
+
+
+_WRAPS = {
+    _TORCH: _uncollected,
+    _MARKER: _mark_late,
+    _OPTIMIZER: _break_late,
+    _PARALLEL: _ask_late,
+}
 
 # To tocsin it is no module of a user's: with one, the launcher would not fork its helper.
 del __file__
