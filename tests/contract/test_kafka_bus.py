@@ -6,15 +6,27 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
+from aiokafka.cluster import ClusterMetadata
+from aiokafka.conn import AIOKafkaConnection
 from aiokafka.consumer.fetcher import Fetcher
-from aiokafka.errors import NotLeaderForPartitionError, UnknownTopicOrPartitionError
+from aiokafka.consumer.group_coordinator import GroupCoordinator
+from aiokafka.errors import (
+    GroupLoadInProgressError,
+    KafkaError,
+    NotCoordinatorForGroupError,
+    NotLeaderForPartitionError,
+    UnknownTopicOrPartitionError,
+)
+from aiokafka.protocol.commit import OffsetFetchRequest
+from aiokafka.protocol.group import HeartbeatRequest
 
 from support.buses import Notes, World, assigned, collect, partitions, record, until
 from support.rules.fold_service import FoldService
@@ -22,7 +34,12 @@ from support.servers.kafka_broker import Broker, skip_or_fail, unavailable
 from support.waiting import SOON_S
 from tocsin.bus.kafka import topic_admin
 from tocsin.bus.kafka.bus import KafkaBus
-from tocsin.bus.kafka.clients import MAX_PARTITION_FETCH_BYTES, KafkaProducer, KafkaReader
+from tocsin.bus.kafka.clients import (
+    MAX_PARTITION_FETCH_BYTES,
+    MEMBER_OPTIONS,
+    KafkaProducer,
+    KafkaReader,
+)
 from tocsin.bus.kafka.consumer import KafkaConsumer
 from tocsin.bus.kafka.permissions import permissions
 from tocsin.bus.kafka.security import KafkaSecurity
@@ -139,7 +156,137 @@ async def test_a_worker_logs_little_while_its_broker_is_dead(
     assert sum(map(len, messages)) < LOGGED_BYTES, messages
 
 
-@pytest.mark.parametrize("by", ["coordination", "heartbeat"])
+@pytest.mark.parametrize("what", ["the bus", "a producer", "a reader", "a consumer"])
+async def test_a_client_that_is_told_of_no_broker_is_not_kept(
+    kafka_url: str, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A broker that was just started, or woken up, names none; who has no other address than that
+    connection has none once it is lost."""
+    world = World("kafka", kafka_url)
+    spec = world.spec()
+    place = Partition(spec.name, 0)
+    update = ClusterMetadata.update_metadata
+
+    def without_brokers(self: ClusterMetadata, metadata: Any) -> None:
+        metadata.brokers = []
+        update(self, metadata)
+
+    async with world.bus() as bus:
+        await bus.init([spec])
+        made: dict[str, Callable[[], Awaitable[object]]] = {
+            "the bus": world.bus().__aenter__,
+            "a producer": bus.producer,
+            "a reader": lambda: bus.reader({place: EARLIEST}),
+            "a consumer": lambda: bus.consumer("early", [spec.name]),
+        }
+        with monkeypatch.context() as patch:
+            patch.setattr(ClusterMetadata, "update_metadata", without_brokers)
+            with pytest.raises(BusUnavailable, match="starting; try again later"):
+                await made[what]()
+        async with world.bus() as later:
+            await assigned(await later.consumer("early", [spec.name]), 4)
+
+
+@pytest.mark.parametrize("error", [GroupLoadInProgressError, NotCoordinatorForGroupError])
+async def test_a_coordinator_that_is_not_ready_is_not_one_that_has_no_offsets(
+    kafka_url: str, monkeypatch: pytest.MonkeyPatch, error: type[KafkaError]
+) -> None:
+    world = World("kafka", kafka_url)
+    spec = world.spec()
+    place = Partition(spec.name, 0)
+    send, answers = AIOKafkaConnection.send, iter([True, True])
+
+    def not_ready(self: AIOKafkaConnection, request: object, *more: Any, **options: Any) -> Any:
+        if not isinstance(request, OffsetFetchRequest) or not next(answers, False):
+            return send(self, request, *more, **options)
+
+        async def refused() -> Any:
+            response = await send(self, request, *more, **options)
+            assert response.error_code == 0
+            return type(response)(0, [], error.errno)
+
+        return refused()
+
+    async with world.bus() as bus:
+        await bus.init([spec])
+        producer = await bus.producer()
+        await producer.publish([record(place, b"k", b"%d" % n) for n in range(4)])
+        before = await bus.consumer("loading", [spec.name], only=[place])
+        await collect(before, 4)
+        await before.commit({place: 3})
+        await before.close()
+        with monkeypatch.context() as patch:
+            patch.setattr(AIOKafkaConnection, "send", not_ready)
+            after = await bus.consumer("loading", [spec.name], only=[place])
+            assert await after.committed(place) == 3
+            assert [r.value for r in await collect(after, 1)] == [b"3"]
+        assert next(answers, None) is None, "it was asked while it was not ready"
+
+
+async def test_a_member_that_is_assigned_nothing_is_told_to_join_again(
+    kafka_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World("kafka", kafka_url)
+    spec = world.spec()
+    monkeypatch.setattr("tocsin.bus.kafka.consumer.UNASSIGNED_S", 1.0)
+
+    async def joins_never(*_: object) -> None:
+        await asyncio.sleep(0.1)
+
+    async with world.bus() as bus:
+        await bus.init([spec])
+        with monkeypatch.context() as patch:
+            patch.setattr(GroupCoordinator, "ensure_active_group", joins_never)
+            consumer = await bus.consumer("never", [spec.name])
+
+            async def is_fenced() -> bool:
+                try:
+                    await consumer.poll(timeout_s=0.2)
+                except FencedMember as error:
+                    return "assigned nothing for 1 s" in str(error)
+                return False
+
+            await until(is_fenced, "it is told so")
+            await consumer.close()
+        # More members than partitions: some are assigned nothing, which is an answer.
+        several = [await bus.consumer("never", [spec.name]) for _ in range(5)]
+        until_s = time.monotonic() + 3.0
+        while time.monotonic() < until_s or sum(len(m.assigned()) for m in several) < 4:
+            await asyncio.gather(*(member.poll(timeout_s=0.2) for member in several))
+        assert sorted(len(member.assigned()) for member in several) == [0, 1, 1, 1, 1]
+
+
+async def test_a_group_whose_leader_did_not_know_its_topic_is_assigned_anew(
+    kafka_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World("kafka", kafka_url)
+    spec = world.spec()
+    update = ClusterMetadata.update_metadata
+    assert MEMBER_OPTIONS["metadata_max_age_ms"] <= 10_000
+    often = {**MEMBER_OPTIONS, "metadata_max_age_ms": 500}
+    monkeypatch.setattr("tocsin.bus.kafka.bus.MEMBER_OPTIONS", often)
+
+    def without_topics(self: ClusterMetadata, metadata: Any) -> None:
+        metadata.topics = []
+        update(self, metadata)
+
+    async with world.bus() as bus:
+        await bus.init([spec])
+        with monkeypatch.context() as patch:
+            patch.setattr(ClusterMetadata, "update_metadata", without_topics)
+            notes = Notes()
+            consumer = await bus.consumer("unknown", [spec.name], listener=notes)
+
+            async def has_joined() -> bool:
+                await consumer.poll(timeout_s=0.2)
+                return bool(notes.assigned)
+
+            await until(has_joined, "it is assigned nothing")
+            assert consumer.assigned() == frozenset()
+        await assigned(consumer, 4)
+
+
+@pytest.mark.parametrize("by", ["coordination", "heartbeat", "an unknown error", "a lost answer"])
 async def test_a_member_whose_client_has_given_up_is_told_to_join_again(
     kafka_url: str, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
@@ -149,14 +296,26 @@ async def test_a_member_whose_client_has_given_up_is_told_to_join_again(
         await bus.init([spec])
         consumer = await bus.consumer("given up", [spec.name])
         await assigned(consumer, 4)
+        assert isinstance(consumer, KafkaConsumer)
+        insides = consumer._client._coordinator
+        send = insides._send_req
+
+        async def answered(request: object) -> object:
+            if not isinstance(request, HeartbeatRequest):
+                return await send(request)
+            if by == "a lost answer":
+                raise KeyError((1, 0))
+            return SimpleNamespace(error_code=-1)
+
         with monkeypatch.context() as patch:
-            # As with metadata that name no broker.
-            patch.setattr(AIOKafkaClient, "get_random_node", lambda _: None)
-            assert isinstance(consumer, KafkaConsumer)
-            insides = consumer._client._coordinator
+            if by in ("coordination", "heartbeat"):
+                # As with metadata that name no broker.
+                patch.setattr(AIOKafkaClient, "get_random_node", lambda _: None)
+            else:
+                patch.setattr(insides, "_send_req", answered)
             if by == "coordination":
                 insides.coordinator_dead()
-            else:
+            elif by == "heartbeat":
                 insides.coordinator_id = None
 
             async def is_fenced() -> bool:

@@ -65,6 +65,7 @@ ADAPTERS: dict[str, set[str]] = {
         "tocsin.bus.kafka.bus",
         "tocsin.bus.kafka.clients",
         "tocsin.bus.kafka.consumer",
+        "tocsin.bus.kafka.corrections",
         "tocsin.bus.kafka.errors",
         "tocsin.bus.kafka.topic_admin",
     },

@@ -363,7 +363,9 @@ class Wiring:
         self, consumer: Consumer, ends: Mapping[Partition, int]
     ) -> Mapping[Partition, int | None]:
         """Where the group goes on in input partitions; None: where their log begins."""
-        found = {partition: await consumer.committed(partition) for partition in ends}
+        # Together: one after the other they would be as many round trips.
+        offsets = await asyncio.gather(*map(consumer.committed, ends))
+        found = dict(zip(ends, offsets, strict=True))
 
         def beyond() -> list[Partition]:
             return [p for p, offset in found.items() if offset is not None and offset > ends[p]]

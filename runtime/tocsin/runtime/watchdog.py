@@ -1,8 +1,8 @@
 """Ends a worker that is wedged, so that whatever supervises it starts it again.
 
 It is wedged in one of two ways: the event loop or the rule thread hangs, so that no round ends; or
-rounds end, but the consumer returns nothing although there is more to read (seen of clients whose
-broker was restarted: they never join their group again, and nobody tells).
+rounds end, but the consumer returns nothing although there is more to read. (A consumer that never
+gets into its group again is told to join with another client: see `tocsin.bus.kafka.consumer`.)
 """
 
 from __future__ import annotations

@@ -438,6 +438,8 @@ class Worker:
             self._checkpoints.drop({p.number for p in partitions})
             self._skipped.drop(partitions)
             self._count_partitions()
+            if not self._positions.numbers():
+                self.ready.clear()
         self._nudged.set()
 
     async def on_assigned(self, partitions: frozenset[Partition]) -> None:

@@ -28,7 +28,6 @@ from tocsin.bus.kafka.clients import (
     PRODUCER_OPTIONS,
     KafkaProducer,
     KafkaReader,
-    create_no_topics,
     own_threads,
     stop,
 )
@@ -39,6 +38,7 @@ from tocsin.bus.kafka.consumer import (
     SESSION_S,
     KafkaConsumer,
 )
+from tocsin.bus.kafka.corrections import correct
 from tocsin.bus.kafka.permissions import Permission
 from tocsin.bus.kafka.security import KafkaSecurity
 from tocsin.bus.port import (
@@ -295,11 +295,17 @@ class KafkaBus:
         self, client: AIOKafkaAdminClient | AIOKafkaProducer | AIOKafkaConsumer
     ) -> None:
         inner = client.client if isinstance(client, AIOKafkaProducer) else client._client
-        create_no_topics(inner)
+        correct(inner)
         try:
             with translated(f"connecting to {self.url}"):
                 async with asyncio.timeout(self._request_s):
                     await client.start()
+            if not inner.cluster.brokers():
+                # A broker that was just started, or woken up, answers so. The client would keep
+                # this one connection, and be without any for good once it is lost.
+                raise BusUnavailable(
+                    f"connecting to {self.url}: its brokers are starting; try again later"
+                )
         except BaseException:
             if isinstance(client, AIOKafkaAdminClient):
                 await _close_admin(client)

@@ -19,10 +19,7 @@ from typing import Any, Final, Protocol
 
 import aiokafka
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
-from aiokafka.client import AIOKafkaClient
-from aiokafka.conn import AIOKafkaConnection
 from aiokafka.errors import KafkaError
-from aiokafka.protocol.metadata import MetadataRequest
 
 from tocsin.bus.kafka.errors import CLOSE_S, explained, translated
 from tocsin.bus.port import (
@@ -62,6 +59,9 @@ MEMBER_OPTIONS: Final[Mapping[str, Any]] = {
     # One fetch is under way to each broker. If it was for partitions that have nothing, those that
     # have more wait until it is answered: half a second by default, each time.
     "fetch_max_wait_ms": 100,
+    # A leader that asked a broker which did not know the topics yet has assigned nothing to anyone.
+    # It assigns anew when its metadata have changed, and asks for them every five minutes else.
+    "metadata_max_age_ms": 10_000,
 }
 """Of a member of a group, which may have much to catch up with."""
 
@@ -112,34 +112,6 @@ class RequirePartitions(Protocol):
     def __call__(
         self, partitions: Sequence[Partition], /, *, again: bool = False
     ) -> Awaitable[None]: ...
-
-
-def create_no_topics(client: AIOKafkaClient) -> None:
-    """Have a client ask about topics without creating those that do not exist.
-
-    aiokafka 0.14 lets the broker create them, with one partition and its default settings: a topic
-    that somebody deletes under running workers would be there again, not usable.
-    """
-    connect = client._get_conn
-
-    async def connected(*place: Any, **options: Any) -> AIOKafkaConnection | None:
-        connection = await connect(*place, **options)
-        if connection is not None and not hasattr(connection.send, "creates_none"):
-            connection.send = _without_creation(connection.send)
-        return connection
-
-    client._get_conn = connected
-
-
-def _without_creation(send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    @functools.wraps(send)
-    def sent(request: object, *more: Any, **options: Any) -> Awaitable[Any]:
-        if isinstance(request, MetadataRequest):
-            request = MetadataRequest(request._topics, allow_auto_topic_creation=False)
-        return send(request, *more, **options)
-
-    sent.creates_none = True  # type: ignore[attr-defined]  # marks it as wrapped
-    return sent
 
 
 async def stop(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:

@@ -23,7 +23,13 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 
 from tocsin.bus.kafka.clients import KafkaReader, RequireTopics, flattened
 from tocsin.bus.kafka.errors import translated
-from tocsin.bus.port import AssignmentListener, Partition, Record, UnknownTopic
+from tocsin.bus.port import (
+    AssignmentListener,
+    FencedMember,
+    Partition,
+    Record,
+    UnknownTopic,
+)
 
 SESSION_S: Final = 10.0
 """After so long without a heartbeat a member is dead, and its partitions go to others."""
@@ -31,7 +37,14 @@ SESSION_S: Final = 10.0
 HEARTBEAT_S: Final = 1.0
 """Also how soon the others notice that somebody joined."""
 
-REBALANCE_S: Final = 60.0
+REBALANCE_S: Final = 30.0
+"""How long the others wait for a member that is to give up partitions: it has 10 s for its last
+checkpoint."""
+
+UNASSIGNED_S: Final = 2 * REBALANCE_S
+"""After so long without an assignment, an empty one included, a client will not get one any more:
+seen of clients whose broker was restarted."""
+
 POLL_INTERVAL_S: Final = 300.0
 
 LATE_TOPIC_S: Final = 2.0
@@ -109,6 +122,7 @@ class KafkaConsumer(KafkaReader):
         self._late = list(topics)
         self._subscribed: list[str] = []
         self._last_check_s = float("-inf")
+        self._unassigned_since_s: float | None = None
         self._fetching: asyncio.Task[Any] | None = None
 
     def assign(self, only: Sequence[Partition]) -> None:
@@ -132,6 +146,7 @@ class KafkaConsumer(KafkaReader):
             self._subscribed += there
             with translated("subscribing"):
                 self._client.subscribe(self._subscribed, listener=self._bridge)
+            self._unassigned_since_s = self._last_check_s
 
     def assigned(self) -> frozenset[Partition]:
         """The partitions that this member owns now."""
@@ -142,6 +157,7 @@ class KafkaConsumer(KafkaReader):
         deadline = time.monotonic() + timeout_s
         while True:
             self._check_open()
+            self._check_assigned()
             if self._late and time.monotonic() - self._last_check_s >= LATE_TOPIC_S:
                 await self.subscribe()
             await self._notify()
@@ -171,6 +187,14 @@ class KafkaConsumer(KafkaReader):
                 offset: int | None = await self._client.committed(TopicPartition(*partition))
         return offset
 
+    def _check_assigned(self) -> None:
+        """Raises FencedMember."""
+        since_s = self._unassigned_since_s
+        if since_s is not None and time.monotonic() - since_s > UNASSIGNED_S:
+            raise FencedMember(
+                f"the group has assigned nothing for {UNASSIGNED_S:g} s: create a new consumer"
+            )
+
     def _reads(self, partition: Partition) -> bool:
         return partition in self._owned
 
@@ -187,7 +211,9 @@ class KafkaConsumer(KafkaReader):
                 if change.revoked:
                     if self._listener is not None:
                         await self._listener.on_revoked(change.partitions)
+                    self._unassigned_since_s = time.monotonic()
                 else:
+                    self._unassigned_since_s = None
                     self._owned |= change.partitions
                     if self._listener is not None:
                         await self._until_revoked(self._listener.on_assigned(change.partitions))
@@ -238,8 +264,12 @@ class KafkaConsumer(KafkaReader):
         if self._fetching is None:
             return ()
         self._fetching = None
-        with translated("reading"):
-            records = flattened(fetching.result())
+        try:
+            with translated("reading"):
+                records = flattened(fetching.result())
+        except KeyError as error:
+            # A task of aiokafka 0.14 waited for an answer while its connection was replaced.
+            raise FencedMember(f"reading: the client has given up ({error!r})") from error
         if any(change.revoked for change in self._bridge.changes):
             # What was fetched of a revoked partition is fetched again by its next owner.
             return ()

@@ -41,10 +41,14 @@ _FENCED: Final = (
     errors.RebalanceInProgressError,
 )
 
-_ENDED: Final = "Unexpected error during coordination"
-"""What aiokafka 0.14 raises for good once the task that keeps a member in its group has ended: it
-does when the brokers' metadata names no broker for a moment. Where that ends the task that sends
-the heartbeats, it raises an AssertionError."""
+_ENDED: Final = (
+    "Unexpected error during coordination",
+    "Unexpected exception in heartbeat task",
+    "Unknown error fetching offsets",
+)
+"""What aiokafka 0.14 raises for good once a task that keeps a member in its group has ended over an
+error that it does not expect: as when the brokers' metadata names no broker for a moment. Where
+that ends the task that sends the heartbeats, it raises an AssertionError."""
 
 
 def explained(error: BaseException, doing: str) -> TocsinError:
@@ -65,7 +69,7 @@ def explained(error: BaseException, doing: str) -> TocsinError:
         return BusClosed(f"{doing}: the client was closed in the meantime")
     if isinstance(error, _FENCED):
         return FencedMember(f"{text}: discard the state, then poll again to rejoin the group")
-    if isinstance(error, AssertionError) or _ENDED in message:
+    if isinstance(error, AssertionError) or any(end in message for end in _ENDED):
         return FencedMember(f"{text}: the group has expelled this consumer; create a new one")
     if isinstance(error, errors.KafkaConnectionError) and "bootstrap" in message:
         # Its own text repeats the addresses, not what is wrong with them.

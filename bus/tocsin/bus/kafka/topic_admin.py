@@ -108,7 +108,7 @@ async def find_topics(
         async with asyncio.timeout(REQUEST_S):
             while True:
                 own: dict[str, frozenset[str]]
-                # Our clients create none by asking: see `create_no_topics`.
+                # Our clients create none by asking: see `corrections`.
                 described: list[dict[str, Any]] = await admin.describe_topics(sorted(names))
                 present = [t for t in described if t["error_code"] == 0]
                 named = [t["topic"] for t in present]
