@@ -286,7 +286,11 @@ class Stage:
         """Let all come to its end, with nothing disturbed; what is wrong then."""
         self.thaw()
         await self.undisturbed()
-        return await self.comes_to(lambda found: not found)
+        wrong = await self.comes_to(lambda found: not found)
+        if wrong:
+            for broker in self.brokers:
+                wrong += broker.failed_coordinators()
+        return wrong
 
     async def comes_to(self, wanted: Callable[[list[str]], bool]) -> list[str]:
         """Look until the trainings are over and what is wrong is as wanted, or there was time

@@ -10,6 +10,7 @@ import base64
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -38,6 +39,12 @@ place. One that has lost it is in no metadata, and its partitions have no leader
 
 CLASSES = "classes.jsa"
 """Beside the jars: the classes of a broker as Java has them in memory, which halves its start."""
+
+_LOADING = re.compile(
+    "(Scheduling loading|Finished loading|Failed to load"
+    "|Scheduling unloading|Ignored load completion)"
+    r".*?(__consumer_offsets-\d+)"
+)
 
 _MEMORY = Path("/dev/shm")
 _ROOM = 4 << 30
@@ -265,6 +272,15 @@ class Broker:
     def log(self) -> Path:
         """What it has to say."""
         return self.folder / "broker.log"
+
+    def failed_coordinators(self) -> list[str]:
+        """Partitions of groups whose load has failed at last, as its log has it. Kafka 4.3.1 may
+        leave one so after it was killed, until another broker leads it: its groups do nothing."""
+        last = {
+            partition: what for what, partition in _LOADING.findall(self.log.read_text("latin-1"))
+        }
+        failed = ("Failed to load", "Ignored load completion")
+        return [f"{what}: {place}" for place, what in sorted(last.items()) if what in failed]
 
     def _log(self) -> str:
         return self.log.read_text(errors="replace")[-4000:]
