@@ -40,6 +40,10 @@ def check(
             show_default=False,
         ),
     ] = None,
+    config: Annotated[
+        list[Path] | None,
+        typer.Option("--config", metavar="FILE", help="The same as FILE.", show_default=False),
+    ] = None,
     form: Annotated[
         Form,
         typer.Option(
@@ -62,7 +66,7 @@ def check(
     from tocsin.console.configuration.annotations import as_github, as_sarif
     from tocsin.console.configuration.check import as_json, as_text, check_files
 
-    found = check_files(files or (), os.environ, Path.cwd())
+    found = check_files([*(files or ()), *(config or ())], os.environ, Path.cwd())
     match Form.JSON if json_output else form:
         case Form.TEXT:
             text = "\n".join(as_text(checked, verbose=verbose) for checked in found)

@@ -38,6 +38,7 @@ def format_of(path: Path | None, wanted: ReportFormat | None) -> ReportFormat:
         return ReportFormat.HTML
     if path.suffix not in _SUFFIXES:
         raise ConfigurationError(
-            f"{path}: expected a file that ends with .html, .md or .json, or --format"
+            f"{path}: expected a file that ends with .html, .md or .json; 'tocsin report --format' "
+            "writes to other names, too"
         )
     return _SUFFIXES[path.suffix]

@@ -314,6 +314,8 @@ def _parse(raw: Plain, problems: list[Problem], registry: SectionRegistry) -> Co
     for key in raw:
         if key not in Config.model_fields:
             hint = did_you_mean(key, Config.model_fields)
+            if key in DefaultsConfig.model_fields:
+                hint = f"defaults: {{{key}: …}}"
             message = f"unknown section {quoted(key)}"
             # It may be a section of secrets whose name was mistyped.
             problems.append(

@@ -79,6 +79,7 @@ def test_sarif_has_each_problem_with_its_place(
 def test_json_has_two_spellings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = checked("json", tmp_path, monkeypatch)
     assert CliRunner().invoke(app, ["check", "--json", "tocsin.yaml"]).stdout == text
+    assert CliRunner().invoke(app, ["check", "--json", "--config", "tocsin.yaml"]).stdout == text
 
 
 def test_a_good_file_has_warnings_and_exit_code_0(

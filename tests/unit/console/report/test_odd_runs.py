@@ -64,6 +64,12 @@ def test_few_losses_are_told_apart(losses: list[float], told: str) -> None:
     assert training_curves(RunNumbers(MadeRun().scalar("loss", losses))).finding == told
 
 
+def test_steps_whose_loss_was_not_captured_count_as_steps() -> None:
+    run = MadeRun().scalar("loss", [4.0, 3.0, 2.0], steps=[0, 5, 10])
+    found = training_curves(RunNumbers(run)).finding
+    assert found == "The loss went from 4 to 2 in 11 steps, 3 of which have one."
+
+
 def test_a_run_of_evaluations_alone_has_their_loss() -> None:
     run = MadeRun().scalar("loss", [3, 1, 4, 2], steps=[49, 49, 99, 99], mode="eval")
     found = training_curves(RunNumbers(run))

@@ -273,6 +273,7 @@ def test_the_whole_language_is_read() -> None:
 @pytest.mark.parametrize(
     ("body", "column", "words", "hint"),
     [
+        ("mode: ask", 1, "unknown section 'mode'", "defaults: {mode: …}"),
         ("routes: 5", 9, "expected a list, got a number", "begin each entry"),
         ("routes: [{nme: a, notify: []}]", 11, "unknown key 'nme'", "name"),
         ("routes: [{name: a}]", 10, "the key 'notify' is missing", "notify: {critical: ["),

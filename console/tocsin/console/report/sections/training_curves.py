@@ -123,7 +123,7 @@ def _whose(numbers: RunNumbers) -> str:
 
 def _finding(loss: Series, evaluation: Line | None, whose: str) -> str:
     finite = np.isfinite(loss.values)
-    count = counted(int(loss.steps.size), "step") + whose
+    count = _span(loss) + whose
     if not finite.any():
         return f"The loss was never finite in {count}."
     shown = loss.values[finite]
@@ -139,6 +139,13 @@ def _finding(loss: Series, evaluation: Line | None, whose: str) -> str:
     if evaluation is not None:
         found.append(_evaluations_text(evaluation))
     return " ".join(filter(None, found))
+
+
+def _span(loss: Series) -> str:
+    """Over how many steps it was captured, and at how many of them if not at each."""
+    steps, losses = int(loss.steps[-1] - loss.steps[0]) + 1, int(loss.steps.size)
+    within = "" if losses >= steps else f", {losses:,} of which have one"
+    return counted(steps, "step") + within
 
 
 def _evaluations_text(evaluation: Line) -> str:
