@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
+from typing import Final
 
 from tocsin.emitter.launch import messages
 from tocsin.emitter.launch.options import LaunchOptions
@@ -12,6 +13,8 @@ from tocsin.schemas.records.configurations import ConfigurationRefused
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import Issue, IssueFiring
 from tocsin.schemas.records.run_view import RunView
+
+_CLEAR: Final = "\r\x1b[K"
 
 
 class Printer:
@@ -33,7 +36,9 @@ class Printer:
             self._options.print_line(text)
             return
         with contextlib.suppress(OSError):
-            print(f"{messages.PREFIX}{text}", file=sys.stderr, flush=True)
+            # The job may have left a progress bar on this line, which it draws again.
+            clear = _CLEAR if sys.stderr and sys.stderr.isatty() else ""
+            print(f"{clear}{messages.PREFIX}{text}", file=sys.stderr, flush=True)
 
     def note(self, text: str | None, *, wrong: bool = False) -> None:
         """The same, unless `--quiet`, which lets lines through about what is `wrong`."""

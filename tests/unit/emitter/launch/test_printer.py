@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from typing import Any
 
 import pytest
@@ -22,6 +23,14 @@ def printer(printed: list[str], **more: Any) -> Printer:
         print_line=printed.append, **more,
     )  # fmt: skip
     return Printer(options, now_s=100.0)
+
+
+def on_stderr() -> Printer:
+    url = "embedded:/nowhere/bus.db"
+    options = LaunchOptions(
+        command=("true",), run_id="r1", job_id="1", bus_url=url, open_bus=lambda: open_bus(url)
+    )
+    return Printer(options, now_s=0.0)
 
 
 def issue(kind: type[IssueFiring] = IssueFiring, **changes: object) -> IssueFiring:
@@ -91,8 +100,22 @@ def test_a_probe_that_is_switched_off_is_named_once() -> None:
     assert printed[0].startswith("capture of gradients was switched off")
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_progress_bar_on_a_terminal_makes_way_for_a_line(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    written = StringIO()
+    monkeypatch.setattr(written, "isatty", lambda: terminal)
+    monkeypatch.setattr("sys.stderr", written)
+    on_stderr().line("the loss has jumped")
+    assert written.getvalue() == ("\r\x1b[K" if terminal else "") + "tocsin: the loss has jumped\n"
+
+
 def test_a_terminal_that_is_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     class Gone:
+        def isatty(self) -> bool:
+            return True
+
         def write(self, text: str) -> int:
             raise BrokenPipeError
 
@@ -100,8 +123,4 @@ def test_a_terminal_that_is_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) -
             raise BrokenPipeError
 
     monkeypatch.setattr("sys.stderr", Gone())
-    url = "embedded:/nowhere/bus.db"
-    options = LaunchOptions(
-        command=("true",), run_id="r1", job_id="1", bus_url=url, open_bus=lambda: open_bus(url)
-    )
-    Printer(options, now_s=0.0).line("nobody reads this")
+    on_stderr().line("nobody reads this")
