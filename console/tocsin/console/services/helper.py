@@ -56,6 +56,12 @@ LEFTOVERS: Final = 3
 """Exit code: the job is over, and something is left in the ledger."""
 
 
+OTHERS_S: Final = 5.0
+"""The helper before this one, if it was killed, holds its claim for less long."""
+
+_LEASE_POLL_S: Final = 0.25
+
+
 class RankNews(NamedTuple):
     """What the rank of that process did: it has `left`, begins `saving` a checkpoint, has `saved`
     it."""
@@ -344,11 +350,19 @@ async def _lease(bus: Bus, run_id: str, over: Callable[[], bool]) -> Lease | Non
 
     None: it is `over` before that, as somebody else serves the run for as long as he lives.
     """
+    waits = 0
     while (lease := await bus.lease(run_lease(run_id))) is None:
         if over():
             return None
-        logger.info("another process still serves run %s", run_id, extra={"action": "lease"})
-        await asyncio.sleep(0.25)
+        waits += 1
+        if waits == int(OTHERS_S / _LEASE_POLL_S):
+            logger.warning(
+                "another `tocsin run --run-id %s` is running on this bus: both count as one run, "
+                "whose rules are with the other until it ends. A run of another id is apart",
+                run_id,
+                extra={"action": "lease"},
+            )
+        await asyncio.sleep(_LEASE_POLL_S)
     return lease
 
 

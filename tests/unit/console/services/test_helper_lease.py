@@ -1,20 +1,28 @@
+"""A run has one helper at a time: the next one waits for it, and says why."""
+
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any, cast
 
-from tocsin.bus.urls import open_bus
-from tocsin.console.services.helper import _lease
-from tocsin.console.services.workers import run_lease
+import pytest
+
+from tocsin.bus.port import Bus
+from tocsin.console.services import helper
 
 
-async def test_a_helper_that_is_not_needed_any_more_does_not_wait_for_its_run(
-    tmp_path: Path,
+@pytest.mark.parametrize(("tries", "warned"), [(3, 0), (40, 1)])
+async def test_a_second_launch_of_a_run_is_named_once(
+    tries: int, warned: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with open_bus(f"embedded:{tmp_path}/bus.db") as bus:
-        other = await bus.lease(run_lease("run-1"))
-        assert other is not None
-        assert await _lease(bus, "run-1", lambda: True) is None
-        await other.release()
-        mine = await _lease(bus, "run-1", lambda: True)
-        assert mine is not None
-        await mine.release()
+    monkeypatch.setattr(helper, "OTHERS_S", 0.02)
+    monkeypatch.setattr(helper, "_LEASE_POLL_S", 0.001)
+    lease = object()
+    answers: list[Any] = [*[None] * tries, lease]
+
+    class Busy:
+        async def lease(self, name: str) -> Any:
+            return answers.pop(0)
+
+    assert await helper._lease(cast(Bus, Busy()), "gpt-1", lambda: False) is lease
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warned
+    assert all("another `tocsin run --run-id gpt-1`" in one.message for one in caplog.records)
