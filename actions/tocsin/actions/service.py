@@ -31,7 +31,7 @@ from tocsin.actions.targets.kind import TargetContext
 from tocsin.actions.targets.registry import TargetKinds
 from tocsin.bus.port import Bus
 from tocsin.runtime.metrics import Metrics
-from tocsin.runtime.worker import no_crash
+from tocsin.runtime.testing import no_crash
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.configuration.sources import folder_of
 from tocsin.schemas.signing import SigningKey, TrustedKeys

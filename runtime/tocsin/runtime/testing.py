@@ -20,6 +20,10 @@ CRASH_POINTS: Final = (
 """The points of the worker, in their order. `actions` adds those of a delivery."""
 
 
+def no_crash(name: str) -> None:
+    """The crash points of a process that is not under test."""
+
+
 class FakeClock:
     """A clock that moves only when `advance` is called."""
 

@@ -31,6 +31,7 @@ from tocsin.runtime.leased_runs import Skip, SkippedRuns
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.offsets import Positions
 from tocsin.runtime.service import Attachment, Poison, Service, StartOver, Tick
+from tocsin.runtime.testing import no_crash
 from tocsin.runtime.watchdog import CHECK_INTERVAL_MS, Progress, WedgedConsumer
 from tocsin.schemas.topics import Topics
 
@@ -62,10 +63,6 @@ class WorkerSettings:
     standby_bytes: int = 0
     dead_letters: DeadLetterLimits = field(default_factory=DeadLetterLimits)
     software: str = ""
-
-
-def no_crash(name: str) -> None:
-    """The crash points of a process that is not under test."""
 
 
 class Worker:

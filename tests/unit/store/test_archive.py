@@ -19,7 +19,7 @@ from support.records.stored_rows import Rows, expected_rows, stored_rows
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Partition, Record
 from tocsin.runtime.service import StartOver, Tick
-from tocsin.runtime.worker import no_crash
+from tocsin.runtime.testing import no_crash
 from tocsin.schemas.configuration.file import check_config
 from tocsin.schemas.records.frames import RecordOrigin, StepFrame, TensorFrame
 from tocsin.schemas.records.saved_tensors import TensorsSaved

@@ -15,7 +15,7 @@ from typing import Final
 
 from tocsin.bus.port import Bus, BusError
 from tocsin.console.context import CommandContext
-from tocsin.runtime.worker import no_crash
+from tocsin.runtime.testing import no_crash
 from tocsin.schemas.errors import TocsinError
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.topics import Topics

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from tocsin.runtime.worker import no_crash
+from tocsin.runtime.testing import no_crash
 from tocsin.schemas.configuration.values import BUCKETS
 from tocsin.schemas.ids import new_id
 from tocsin.schemas.records.saved_tensors import TensorsSaved

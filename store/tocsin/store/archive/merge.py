@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from tocsin.runtime.worker import no_crash
+from tocsin.runtime.testing import no_crash
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.ids import new_id
 from tocsin.schemas.records.events import EVENT_TYPES

@@ -14,7 +14,7 @@ from typing import Final
 
 from tocsin.bus.port import EARLIEST, Bus, From, Partition, Record
 from tocsin.bus.reading import read_to_end
-from tocsin.runtime.worker import no_crash
+from tocsin.runtime.testing import no_crash
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 from tocsin.store.archive.batch import Taken

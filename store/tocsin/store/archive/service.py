@@ -17,7 +17,7 @@ from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.service import Attachment, Poison, Service, StartOver, Tick
-from tocsin.runtime.worker import no_crash
+from tocsin.runtime.testing import no_crash
 from tocsin.schemas.errors import ConfigurationError, RecordError
 from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.run_view import RunView

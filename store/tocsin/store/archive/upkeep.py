@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from tocsin.runtime.clock import Clock, SystemClock
-from tocsin.runtime.worker import no_crash
+from tocsin.runtime.testing import no_crash
 from tocsin.schemas.topics import Topics
 from tocsin.store.archive.merge import compact, thin_out, wants_thinning
 from tocsin.store.archive.retention import Keep, is_over, make_room
