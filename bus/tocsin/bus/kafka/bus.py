@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 # First: its error names the extra that is missing, if one is.
 from tocsin.bus.kafka.errors import CLOSE_S, REQUEST_S, translated
@@ -51,6 +51,9 @@ from tocsin.bus.port import (
     UnknownTopic,
 )
 from tocsin.schemas.topics import TopicSpec
+
+_STARTING_S: Final = 0.2
+"""How often a broker that names none is asked again."""
 
 
 class _Granted:
@@ -300,12 +303,11 @@ class KafkaBus:
             with translated(f"connecting to {self.url}"):
                 async with asyncio.timeout(self._request_s):
                     await client.start()
-            if not inner.cluster.brokers():
-                # A broker that was just started, or woken up, answers so. The client would keep
-                # this one connection, and be without any for good once it is lost.
-                raise BusUnavailable(
-                    f"connecting to {self.url}: its brokers are starting; try again later"
-                )
+                    # A broker that was just started, or woken up, names none. The client has only
+                    # this connection then, and would be without any for good once it is lost.
+                    while not inner.cluster.brokers():
+                        await asyncio.sleep(_STARTING_S)
+                        await inner.force_metadata_update()
         except BaseException:
             if isinstance(client, AIOKafkaAdminClient):
                 await _close_admin(client)
