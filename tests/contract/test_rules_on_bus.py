@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from support.at_work import at_work
 from support.buses import World, next_millisecond, until
 from support.configured_buses import context_on
 from support.processes.children import python_path
@@ -22,7 +23,7 @@ from support.rules.custom import FILE
 from tocsin.bus.port import Bus, Partition, Record
 from tocsin.console.__main__ import app
 from tocsin.console.context import CommandContext
-from tocsin.runtime.worker import Worker
+from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.exit_codes import FAILED
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.topics import issue_partition
@@ -54,9 +55,10 @@ async def publish(context: CommandContext, bus: Bus, run: RunBuilder) -> None:
     await send(bus, [replace(record, partition=place) for record in run.records])
 
 
-def worker_on(context: CommandContext, bus: Bus) -> Worker:
+def worker_on(context: CommandContext, bus: Bus, *, poll_records: int = 500) -> Worker:
     service = build_rules_service(context.topics, context.config, folder=context.loaded.folder)
-    return Worker(bus, service, topics=context.topics, group=f"{context.topics.prefix}-rules")
+    group, settings = f"{context.topics.prefix}-rules", WorkerSettings(poll_records=poll_records)
+    return Worker(bus, service, topics=context.topics, group=group, settings=settings)
 
 
 async def watched(context: CommandContext) -> set[tuple[str, str]]:
@@ -130,6 +132,57 @@ async def test_a_rule_that_never_returns_is_off_for_its_run_in_the_worker_that_c
     assert found["rule_failed"].subject.name == "loss_spike"
     assert "did not return" in found["rule_failed"].reason
     assert "support/rules/hanging_rule.py" in log.read_text(), "it says where the rule was"
+
+
+async def test_a_stall_is_found_and_none_in_a_run_that_goes_on_while_no_worker_reads(
+    world: World, tmp_path: Path
+) -> None:
+    text = (
+        "defaults: {rules: none}\n"
+        "rules: [{name: stalls, use: stalled_training, params: {threshold: 5s}}]\n"
+    )
+    context = context_on(world, tmp_path, text)
+    newest = {"silent": 29, "alive": 29}
+    silent, alive = run_of("silent", jump=1.0, ended=False), run_of("alive", jump=1.0, ended=False)
+    async with context.open_bus() as bus:
+        await bus.init(context.topics.specs())
+
+        async def sent(run: RunBuilder, since: int = 0) -> int:
+            place = Partition(context.topics.telemetry, run.records[0].partition.number)
+            await send(bus, [replace(one, partition=place) for one in run.records[since:]])
+            return len(run.records)
+
+        async def goes_on(run: RunBuilder, seconds: int, *, steps: bool) -> None:
+            at = len(run.records)
+            for _ in range(2 * seconds):
+                if steps:
+                    newest[run.run_id] += 1
+                    run.steps([newest[run.run_id]], loss=1.0)
+                run.heartbeat(last_step=newest[run.run_id])
+                at = await sent(run, at)
+                await asyncio.sleep(0.5)
+
+        async def both(seconds: int) -> None:
+            await asyncio.gather(
+                goes_on(silent, seconds, steps=False), goes_on(alive, seconds, steps=True)
+            )
+
+        async def stalled() -> set[str]:
+            found = [
+                await data_of(bus, context.topics.issues, issue_partition(run.run_id))
+                for run in (silent, alive)
+            ]
+            return {one.run_id for all_ in found for one in all_ if isinstance(one, IssueFiring)}
+
+        await asyncio.gather(sent(silent), sent(alive))
+        async with at_work(worker_on(context, bus)):
+            await both(2)
+        await both(7)  # nobody reads: at its end, no step of `alive` is known for longer than 5 s
+        assert await stalled() == set()
+        # Record by record: between two of them, timers have their chance.
+        async with at_work(worker_on(context, bus, poll_records=1)):
+            await both(7)
+        assert await stalled() == {"silent"}
 
 
 async def test_rules_start_cold_on_a_log_that_begins_anew(world: World, tmp_path: Path) -> None:

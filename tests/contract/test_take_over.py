@@ -76,7 +76,7 @@ async def states(bus: Bus, topics: Topics, numbers: Collection[int]) -> int:
     return sum([len(await read_all(bus, topics.state, number)) for number in numbers])
 
 
-async def test_a_worker_that_stands_by_reads_only_the_tail_when_another_is_killed(
+async def test_a_worker_that_stands_by_reads_only_the_tail_when_another_ends(
     world: World, bus: Bus
 ) -> None:
     topics, metrics = Topics(world.prefix), PrometheusMetrics()
