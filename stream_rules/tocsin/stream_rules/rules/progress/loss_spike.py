@@ -20,6 +20,11 @@ one loss that is never near zero. In healthy runs, the next stage of a curriculu
 whose inputs suddenly become noisy) stays at ten times its level, and the errors of Q-learning grow
 with the values. The loss of a model that acts in an environment is not checked: it jumps whenever a
 target network is copied, and with the first long episode.
+
+The losses of several optimizers with separate losses work against each other. As in a GAN whose
+critic gets ahead, they rise and fall by nature, over tens of steps and many times their noise: the
+loss of a healthy generator has risen from 0.68 to 0.99 in 30 steps, and by no more than 0.05 in
+three. There, a rise is a spike only if three steps bring a third of it.
 """
 
 from __future__ import annotations
@@ -49,6 +54,11 @@ _FIRST: Final = 20
 """Losses whose median is what a run began with."""
 
 _SMALL: Final = 0.01
+
+_STEEP_STEPS: Final = 3
+_STEEP_SHARE: Final = 1 / 3
+"""Which share of a rise comes within how many steps where it is a jump; a steady rise is one
+if it takes less than ten."""
 
 
 class LossSpikeParams(Params):
@@ -89,6 +99,8 @@ class _State(SeriesState):
     high_ms: int = 0
     count: int = 0
     peak: float = 0.0
+    steepest: float = 0.0
+    """How much it has risen at most within a few steps."""
     high: list[float] = field(default_factory=list)
     back: list[float] = field(default_factory=list)
     back_since: int = 0
@@ -117,7 +129,8 @@ class LossSpike(SeriesRule[LossSpikeParams, _State]):
         params=LossSpikeParams,
         does_not_see="A spike in the first `window` losses, and one that ends within `for_steps` "
         "losses: those are part of the noise of most large trainings. The loss of reinforcement "
-        "learning, which jumps by design.",
+        "learning, which jumps by design. A rise over tens of steps of several losses that work "
+        "against each other, as in a GAN.",
         resolve_after_steps=0,
     )
     state_type = _State
@@ -144,19 +157,28 @@ class LossSpike(SeriesRule[LossSpikeParams, _State]):
         if state.high_since is None:
             state.high_since, state.high_ms = step, at.now_ms
             state.count, state.peak = 0, loss
-            state.high = []
+            state.high, state.steepest = [], 0.0
             state.about = f"above_{len(state.levels)}" if state.levels else ""
+        before = [*state.window[-_STEEP_STEPS:], *state.high[-_STEEP_STEPS:], *state.back]
+        before = before[-_STEEP_STEPS:]
+        state.steepest = max(state.steepest, loss - min(before))
         state.count += 1 + len(state.back)
         state.high = [*state.high, *state.back, loss][-self.params.window :]
         state.back = []
         state.peak = max(state.peak, loss)
-        if state.count >= self.params.for_steps and len(state.levels) < _MAX_LEVELS:
+        spike = at.run.one_loss is not False or self._jumped()
+        if spike and state.count >= self.params.for_steps and len(state.levels) < _MAX_LEVELS:
             yield self._finding(loss, limit, one_loss=at.run.one_loss is not False)
         if state.count >= max(_UNRECOVERED * self.params.recover_steps, self.params.window):
-            if len(state.levels) < _MAX_LEVELS:
+            if spike and len(state.levels) < _MAX_LEVELS:
                 state.levels.append(_Level(state.about, limit))
             state.window, state.limit = state.high, None
             state.high, state.high_since = [], None
+
+    def _jumped(self) -> bool:
+        """Whether a few steps have brought much of the rise."""
+        state = self.state
+        return state.steepest >= _STEEP_SHARE * (state.peak - state.median)
 
     def _recovered(self, step: int, loss: float) -> Outcomes:
         """Which unrecovered spikes are over after all; a higher one is no later than a lower."""

@@ -21,9 +21,11 @@ def noisy(steps: int, level: float = 2.0, seed: int = 0) -> list[float]:
     return [float(x) for x in level + 0.02 * chance.standard_normal(steps)]
 
 
-def run_of(losses: list[float], *, per_frame: int = 1, first: int = 0) -> RunBuilder:
+def run_of(
+    losses: list[float], *, per_frame: int = 1, first: int = 0, optimizers: int = 1
+) -> RunBuilder:
     run = RunBuilder()
-    run.started()
+    run.started(optimizers=optimizers)
     run.steps(range(first, first + len(losses)), loss=losses, per_frame=per_frame)
     return run
 
@@ -167,6 +169,29 @@ def test_a_spike_of_such_a_loss_is_one() -> None:
 )
 def test_left_alone(losses: list[float]) -> None:
     assert_quiet(run_of(losses).records, specs=SPECS)
+
+
+def rising(over: int, level: float = 3.0) -> list[float]:
+    return [float(x) for x in np.linspace(2.0, level, over, endpoint=False)]
+
+
+def test_a_rise_over_tens_of_steps_of_losses_that_work_against_each_other_is_no_spike() -> None:
+    """A generator's loss: it has risen from 0.68 to 0.99 in 30 steps, in a noise of 0.01."""
+    wave = [*noisy(150), *rising(30), *noisy(40, 3.0), *rising(30)[::-1], *noisy(50)]
+    assert_quiet(run_of(wave, optimizers=2).records, specs=SPECS)
+    stays = [*noisy(150), *rising(30), *noisy(800, 3.0)]
+    assert_quiet(run_of(stays, optimizers=2).records, specs=SPECS)
+    assert_fires(run_of(wave).records, "loss_spike", specs=SPECS)
+
+
+@pytest.mark.parametrize("over", [0, 5])
+def test_a_jump_of_losses_that_work_against_each_other_is_one(over: int) -> None:
+    jump = [*noisy(150), *rising(over), *noisy(40, 3.0), *noisy(50)]
+    issues = issues_of(run_of(jump, optimizers=2).records, specs=SPECS)
+    assert [i.state for i in issues] == ["firing", "resolved"]
+    assert 150 <= (issues[0].first_step or 0) <= 152
+    later = [*noisy(150), *rising(30), *noisy(40, 3.0), *noisy(40, 6.0), *noisy(50)]
+    assert_fires(run_of(later, optimizers=2).records, "loss_spike", specs=SPECS)
 
 
 def test_no_number_is_neither_high_nor_a_recovery() -> None:
