@@ -97,6 +97,61 @@ def test_a_page_is_plain_english(page: Path) -> None:
     assert [line for text in paragraphs for line in found_in(text)] == []
 
 
+def lost_texts(tree: ast.AST) -> set[int]:
+    """The lines of functions with a text that is a statement and documents nothing: the end of a
+    message whose parts were not joined."""
+    lines = set()
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        for node in ast.walk(function):
+            if isinstance(node, ast.ClassDef):
+                continue
+            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            for field in ("body", "orelse", "finalbody"):
+                block = getattr(node, field, ())
+                before = None
+                for statement in block if isinstance(block, list) else ():
+                    documented = is_function if before is None else assigns_attribute(before)
+                    if is_text(statement) and not documented:
+                        lines.add(statement.lineno)
+                    before = statement
+    return lines
+
+
+def is_text(statement: ast.stmt) -> bool:
+    if not isinstance(statement, ast.Expr):
+        return False
+    value = statement.value
+    return isinstance(value, ast.JoinedStr) or (
+        isinstance(value, ast.Constant) and isinstance(value.value, str)
+    )
+
+
+def assigns_attribute(statement: ast.stmt) -> bool:
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    if isinstance(statement, ast.AnnAssign):
+        targets = [statement.target]
+    return any(isinstance(target, ast.Attribute) for target in targets)
+
+
+def test_a_message_whose_parts_are_not_joined_is_found() -> None:
+    source = """
+def f(self):
+    'Of a function.'
+    self.x = 1
+    'Of an attribute.'
+    class Inner:
+        'Of a class.'
+        y: int = 1
+        'Of a field.'
+    if self.x:
+        reason = f"the model {self.x} "
+        "does not learn"
+"""
+    assert lost_texts(ast.parse(source)) == {12}
+
+
 FRAGMENT = re.compile(
     r"(?:Those|They|Them|Behind|That of|Of (?:a|an|one|the|that)\b|One more|It has (?!no)"
     r"|See (?:the|`)|It is over|As above|The other way round"
@@ -116,9 +171,15 @@ def fragments(node: ast.AST, path: str) -> Iterator[str]:
             yield from fragments(child, f"{path}.{child.name}")
 
 
-def test_public_docstrings_stand_alone() -> None:
-    found = [each for path in SOURCES for each in fragments(ast.parse(path.read_text()), path.stem)]
+def test_public_docstrings_stand_alone_and_messages_are_whole() -> None:
+    """One test, because to parse all modules takes seconds."""
+    found, lost = [], []
+    for path in SOURCES:
+        tree = ast.parse(path.read_text())
+        found += fragments(tree, path.stem)
+        lost += [f"{path.relative_to(ROOT)}:{line}" for line in lost_texts(tree)]
     assert found == []
+    assert lost == []
 
 
 PRIVATE = frozenset({"Beside", "CloserLooks", "Said", "Speaker", "Told", "Watched"})

@@ -116,8 +116,7 @@ def skipped_finding(frame: StepFrame, step: int, began: Origin | None) -> Findin
     where = f" of rank {rank}" if frame.origin.world_size > 1 else ""
     what = f"the loss{where} was not finite" if began is None else _has(began, step, where)
     why = "The batch was not used for a step, so the weights are unchanged. After five consecutive "
-    "such"
-    why += " batches the rule stops the run, because a step may never follow."
+    why += "such batches the rule stops the run, because a step may never follow."
     return Finding(
         about="nonfinite_skipped",
         branch="skipped",

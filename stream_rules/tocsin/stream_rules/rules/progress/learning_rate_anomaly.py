@@ -302,8 +302,10 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
         at_first = state.declared is False and state.zero_since == state.first_step
         if state.zero_steps >= (self.params.zero_at_first if at_first else self.params.zero_steps):
             name = next(iter(state.groups))
-            reason = f"the learning rate has been zero since step {state.zero_since}: the model "
-            "does not learn"
+            reason = (
+                f"the learning rate has been zero since step {state.zero_since}: the model does "
+                "not learn"
+            )
             first = state.zero_since
             yield self._finding("zero", name, first, reason, state.groups[name], 0.0, None)
 
