@@ -22,6 +22,7 @@ encoder also has its own causal attention.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -38,7 +39,7 @@ _REASONS: Final = {
     "unshifted_targets": "the targets of {function} are the tokens that the model has just read: "
     "{share:.1f} % of {tokens} that differ from the next one",
     "no_causal_mask": "the targets of {function} are the next tokens, and every attention can see "
-    "them, at {ahead:.0f} % or more of {tokens} positions",
+    "them, at {ahead} {tokens} positions",
 }
 _REMEDIES: Final = {
     "unshifted_targets": "Shift them by one: logits[:, :-1] against tokens[:, 1:]. Hugging Face "
@@ -169,12 +170,13 @@ class TargetLeak(Rule[TargetLeakParams, _State]):
             "ahead_most": (most, 1 - params.same),
         }
         limits = _LIMITS[branch]
+        ahead = "all" if least >= 1 else f"{math.floor(100 * least)} % or more of"
         return Finding(
             about=branch,
             branch=branch,
             subject=Subject(kind="loss", name=data.function),
             reason=_REASONS[branch].format(
-                function=data.function, share=100 * same, ahead=100 * least, tokens=data.tokens
+                function=data.function, share=100 * same, ahead=ahead, tokens=data.tokens
             ),
             first_step=call.first_step,
             first_rank=data.rank,

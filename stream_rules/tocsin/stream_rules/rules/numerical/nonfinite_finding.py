@@ -181,14 +181,14 @@ def _subject_of(began: Origin) -> Subject:
 def _has(began: Origin, step: int, where: str) -> str:
     """What is bad: the beginning of the reason."""
     row = began.row
-    word = "NaN" if row.nans else "infinite values"
+    has = "has NaN" if row.nans else "has infinite values"
     if began.branch == "input":
         shown = row.name if " of " in row.name else f"input {row.name}"
-        return f"{shown}{where} has {word}"
+        return f"{shown}{where} {has}"
     if began.branch == "weight":
-        return f"{row.collection}/{row.name}{where} has {word}"
+        return f"{row.collection}/{row.name}{where} {has}"
     at = "" if began.step == step else f" (seen at step {began.step})"
-    return f"the output of {row.name}{where} is {word}{at}"
+    return f"the output of {row.name}{where} {has}{at}"
 
 
 def _forward(began: Origin, step: int) -> str:
@@ -197,7 +197,7 @@ def _forward(began: Origin, step: int) -> str:
         return "It came with a batch."
     if began.branch == "weight":
         return "It was bad before this step's forward pass: an update or the program changed it."
-    when = "" if began.step == step else f"when it was last captured, at step {began.step}"
+    when = "" if began.step == step else f" when it was last captured, at step {began.step}"
     why = f"It is the first module in forward order that was bad{when}."
     if began.is_first:
         why += " No earlier module was captured: its input or its weights may be bad, too."

@@ -18,7 +18,9 @@ It has these forms, each a separate episode:
   next phase of a script may start with one. These are ignored: a rise to an earlier rate, or to the
   base rate of a scheduler (a warm restart or a warm-up by epochs); a change equal to the previous
   or the next one (a warm-up or a decay by steps, which is why the rule decides one step later); a
-  factor of exactly ten (the usual decay); and rates below a millionth of the highest one. The issue
+  factor of exactly ten (the usual decay); rates below a millionth of the highest one; and a step
+  whose optimizer has another number of groups than that of the step before, because it is another
+  optimizer, and its first group may be other parameters. The issue
   resolves when the rate is back within `factor` of its earlier value, not when it stays at the new
   one.
 - constant although there is a scheduler, for the first `constant_steps` steps: only an info, since
@@ -79,6 +81,8 @@ class _Group:
     bad_since: int | None = None
     bad_last: int = 0
     steps: int = 0
+    beside: int = 0
+    """How many groups its optimizer had at its last step."""
 
 
 @dataclass(slots=True)
@@ -154,6 +158,10 @@ class LearningRateAnomaly(Rule[LearningRateAnomalyParams, _State]):
                 continue
             for step, rate in group.rank_series.points(frame, name):
                 zeros[step] = zeros.get(step, True) and rate == 0
+                if group.beside != len(names):
+                    # Groups were added, or another optimizer steps: of other parameters.
+                    group.beside, group.highest = len(names), 0.0
+                    group.last = group.jump = group.jumped_from = None
                 yield from self._point(name, group, step, rate, at)
                 rates.setdefault(step, {})[name] = (group.last or 0.0, group.highest)
         for step, zero in sorted(zeros.items()):

@@ -116,6 +116,13 @@ class Overtraining(Rule[OvertrainingParams, _State]):
         elif since >= patience:
             yield self._finding(which, value, loss.best, loss, patience)
 
+    def _by(self) -> str:
+        """By how much it had to improve."""
+        delta = self.params.delta
+        if not delta:
+            return ""
+        return f" by {100 * delta:.3g} %" if self.params.relative else f" by {delta:.3g}"
+
     def _finding(
         self, which: str, value: float, best: float, loss: _Loss, patience: int
     ) -> Finding:
@@ -124,8 +131,8 @@ class Overtraining(Rule[OvertrainingParams, _State]):
             about=which,
             branch=which,
             subject=Subject(kind="loss", name="loss"),
-            reason=f"the {name} has not improved for {loss.worse.length} evaluations: it is "
-            f"{value:.4g}, its best was {best:.4g} at step {loss.best_step}",
+            reason=f"the {name} has not improved{self._by()} for {loss.worse.length} evaluations: "
+            f"it is {value:.4g}, and was {best:.4g} at step {loss.best_step}",
             first_step=loss.worse.first_step,
             first_rank=self.state.evaluations.rank,
             onset_ms=loss.worse.first_ms,

@@ -419,6 +419,14 @@ def test_a_model_that_is_given_its_targets(told: dict[str, Any], branch: str) ->
 
 
 @pytest.mark.parametrize(
+    ("least", "where"), [(1.0, "at all 200 positions"), (0.997, "at 99 % or more of 200 positions")]
+)
+def test_at_how_many_positions_is_a_share_that_can_be(least: float, where: str) -> None:
+    run = looks("cross_entropy", STEPS[1:4], **{**OPEN, "ahead_least": least})
+    assert assert_fires(run.records, "target_leak", specs=LEAK).reason.endswith(where)
+
+
+@pytest.mark.parametrize(
     "told",
     [
         pytest.param({**OPEN, "ahead_least": 0.0}, id="one attention is causal"),

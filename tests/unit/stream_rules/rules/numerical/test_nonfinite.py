@@ -488,7 +488,7 @@ def test_of_activations_the_first_in_forward_order_is_named() -> None:
     bad_loss(run, 5)
     issue = found(run, 5)
     assert (issue.branch, issue.subject.kind, issue.subject.name) == ("activation", "layer", "act2")
-    assert "infinite values" in issue.reason
+    assert issue.reason.startswith("the output of act2 has infinite values, and the loss is NaN")
 
 
 def test_the_last_summary_before_says_it_too() -> None:
@@ -498,7 +498,8 @@ def test_the_last_summary_before_says_it_too() -> None:
     bad_loss(run, 5)
     issue = found(run, 5)
     assert (issue.branch, issue.subject.name) == ("activation", "act2")
-    assert "step 3" in issue.reason
+    assert "(seen at step 3)" in issue.reason
+    assert "that was bad when it was last captured, at step 3." in issue.evidence.explanation
 
 
 def test_what_is_infinite_by_nature_is_no_origin() -> None:

@@ -156,6 +156,17 @@ def test_each_loss_says_when_it_stands_still() -> None:
     assert "has not improved for 10 evaluations" in issues[1].reason
 
 
+@pytest.mark.parametrize(
+    ("params", "by"), [({}, " by 1 %"), ({"relative": False}, " by 0.01"), ({"delta": 0.0}, "")]
+)
+def test_what_counts_as_an_improvement_is_in_the_reason(params: dict[str, float], by: str) -> None:
+    pairs = [(1.0, 0.8178), *[(1.0 - 0.1 * i, 0.8178 - 1e-5 * (not params) * i) for i in range(11)]]
+    specs = only("overtraining", **params)
+    reason = assert_fires(run_of(pairs).records, "overtraining", specs=specs).reason
+    assert reason.startswith(f"the evaluation loss has not improved{by} for 10 evaluations: it is ")
+    assert reason.endswith(", and was 0.8178 at step 49")
+
+
 def test_the_training_loss_alone_may_go_on() -> None:
     pairs = [(2.0 * 0.9**n, 1.5) for n in range(12)]
     issue = assert_fires(run_of(pairs).records, "overtraining", specs=OVERTRAINING)

@@ -56,6 +56,35 @@ def test_a_jump_down_is_an_info() -> None:
     assert assert_fires(run.records, RULE, first_step=50, specs=SPECS).severity == "info"
 
 
+def of_two_optimizers(*, second: int, steps: int = 50) -> RunBuilder:
+    """A head is trained, then all of it by an optimizer of so many groups, at low rates."""
+    run = run_of([1e-2] * steps)
+    rates = {f"lr.{i}": [1e-4 * 10**i] * steps for i in range(second)}
+    run.steps(range(steps, 2 * steps), loss=1.0, columns=rates)
+    return run
+
+
+def test_groups_of_another_optimizer_are_not_compared() -> None:
+    assert_quiet(of_two_optimizers(second=2).records, specs=SPECS)
+    assert assert_fires(of_two_optimizers(second=1).records, RULE, specs=SPECS).branch == "jump"
+
+
+def test_a_jump_of_an_optimizer_that_another_one_follows_is_over() -> None:
+    run = run_of([1e-3] * 50 + [0.5] * 30)
+    run.steps(range(80, 130), loss=1.0, columns={"lr.0": 1e-2, "lr.1": 1e-2})
+    issues = issues_of(run.records, specs=SPECS)
+    assert [(i.state, i.first_step) for i in issues] == [("firing", 50), ("resolved", 50)]
+
+
+def test_two_optimizers_that_step_in_turn_are_left_alone() -> None:
+    run = RunBuilder()
+    run.started(optimizers=2)
+    for step in range(60):
+        columns = {"lr.0": 1e-5, "lr.1": 1e-5} if step % 2 else {"lr.0": 1e-2}
+        run.steps([step], loss=1.0, columns=columns)
+    assert_quiet(run.records, specs=SPECS)
+
+
 def test_a_jump_at_the_first_steps_fires() -> None:
     assert_fires(run_of([1e-3, 1.0, 1.0]).records, RULE, first_step=1, specs=SPECS)
 
@@ -81,7 +110,8 @@ def test_all_nan_is_one_issue() -> None:
 
 def test_zero_for_twenty_steps_fires() -> None:
     assert_fires(run_of([1e-3] * 5 + [0.0] * 20).records, RULE, first_step=5, specs=SPECS)
-    assert_fires(run_of([0.0] * 30).records, RULE, first_step=0, specs=SPECS)
+    issue = assert_fires(run_of([0.0] * 30).records, RULE, first_step=0, specs=SPECS)
+    assert issue.reason.endswith("zero since step 0: the model does not learn")
 
 
 def test_zero_from_the_first_step_without_a_schedule_fires_at_once() -> None:
