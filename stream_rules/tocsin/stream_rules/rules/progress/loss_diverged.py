@@ -61,12 +61,14 @@ momentum contrast, the loss of a healthy run rises from 0.06 to 4.1, where a gue
 the cost of a guess is then the minimum scale: a loss that is not worse than a guess has not
 diverged.
 
-If the first three losses all exceed three times the cost of a guess, the loss is not a plain
-cross-entropy: it is summed, or has extra terms (as in detectors). The cost of a guess is then not a
-reference. Of 47 recorded classifiers, the highest started at 1.02 times a guess, except for three
-with corrupted initial weights. A variational autoencoder, whose loss is a sum, started at 63 times.
-YOLO, whose loss is multiplied by the batch size and which has no box to find at first, started at
-11 times; its loss rises tenfold in its first healthy epochs.
+If the first three losses all exceed three times the cost of a guess, the loss is not a plain cross-
+entropy: it is summed, or has extra terms (as in detectors). The cost of a guess is then not a
+reference, unless the first loss is about that cost times the micro-batches of a step: a program
+that accumulates gradients and does not divide its losses. Of 47 recorded classifiers, the highest
+started at 1.02 times a guess, except for three with corrupted initial weights. A variational
+autoencoder, whose loss is a sum, started at 63 times. YOLO, whose loss is multiplied by the batch
+size and which has no box to find at first, started at 11 times; its loss rises tenfold in its first
+healthy epochs.
 
 The loss of a model that acts in an environment (reinforcement learning) is not checked: PPO at its
 defaults loses 18 to 154 % of its progress for hundreds of steps while it learns to balance a pole,
@@ -347,7 +349,12 @@ class LossDiverged(SeriesRule[LossDivergedParams, _State]):
         """What a guess costs, where the loss is a cross-entropy; else 0."""
         state = self.state
         guess = math.log(state.classes) if state.classes >= 2 else 0.0
-        return 0.0 if min(state.begin[:_BURST], default=0.0) > _SUM * guess else guess
+        if not guess or min(state.begin[:_BURST], default=0.0) <= _SUM * guess:
+            return guess
+        # The sum over the micro-batches of a step, of a program that does not divide by them.
+        guess *= state.losses.usual
+        low, high = (times * guess for times in _BEGINS)
+        return guess if low < state.begin[0] < high else 0.0
 
     def _reference(self) -> float:
         """What the newest losses are compared with; infinite while it is not known."""
@@ -455,10 +462,28 @@ class LossDiverged(SeriesRule[LossDivergedParams, _State]):
         state.squares += delta * (value - state.mean)
 
     def _scale(self) -> float:
-        state, guess = self.state, self._guess()
+        return self._unit()[0]
+
+    def _unit(self) -> tuple[float, str]:
+        """The size of one factor, and what it is."""
+        state, guess, reference = self.state, self._guess(), self._reference()
         spread = math.sqrt(state.squares / state.count) if state.count else 0.0
         easy = 0.5 * guess if min(state.begin[:_BURST]) < _EASY * guess else 0.0
-        return max(abs(self._reference()), spread, 0.0 if self._natural() else state.early, easy)
+        return max(
+            (abs(reference), ""),
+            (spread, "the spread of the losses"),
+            (0.0 if self._natural() else state.early, "the spread of the first losses"),
+            (easy, "half the cost of a guess"),
+        )
+
+    def _compared(self, median: float) -> str:
+        """How far above the reference it is, so that a reader can check it."""
+        (scale, name), reference = self._unit(), self._reference()
+        above = (median - reference) / scale
+        if not name and reference > 0:
+            return f"{_times(1 + above)} times the reference of {reference:.4g}"
+        size = f"{name} ({scale:.4g})" if name else "its size"
+        return f"{_times(above)} times {size} above the reference of {reference:.4g}"
 
     def _least_factor(self) -> float:
         """Above which something may be reported."""
@@ -536,8 +561,8 @@ class LossDiverged(SeriesRule[LossDivergedParams, _State]):
         return Finding(
             branch="risen",
             subject=Subject(kind="loss", name="loss"),
-            reason=f"the median of the last {over} losses is {median:.4g}, {times:,.0f} times the "
-            f"reference of {reference:.4g}; above the limit since step {first}",
+            reason=f"the median of the last {over} losses is {median:.4g}, "
+            f"{self._compared(median)}; above the limit since step {first}",
             first_step=first,
             first_rank=state.rank_series.rank,
             onset_ms=state.high_ms if state.high_since is not None else None,
@@ -559,3 +584,7 @@ class LossDiverged(SeriesRule[LossDivergedParams, _State]):
 
 def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
+
+
+def _times(factor: float) -> str:
+    return f"{factor:,.1f}" if factor < 10 else f"{factor:,.0f}"

@@ -340,6 +340,35 @@ def test_a_sum_that_diverges_is_found(ruined: float, stops: bool) -> None:
     assert any(issue.stop_worthy for issue in issues) is stops
 
 
+@pytest.mark.parametrize(("batches", "fires"), [(16, True), (1, False)])
+def test_losses_of_micro_batches_that_are_not_divided_are_compared_with_their_guesses(
+    batches: int, fires: bool
+) -> None:
+    """Sixteen losses of five classes: 16 · ln 5 is 25.8. It explodes at once, then is at chance."""
+    run = RunBuilder()
+    run.started()
+    run.loss_inputs(5)
+    losses = [26.2, 15.7, 32.5, 507.0, 1553.0, 12550.0, 44880.0, 58730.0, 26670.0, 1.5e6]
+    losses += [28570.0, 1505.0, 283800.0, *[26.0] * 200]
+    run.steps(range(len(losses)), loss=losses, columns={"micro_batches": float(batches)})
+    issues = issues_of(run.records, "loss_diverged", specs=DIVERGED)
+    assert [(i.state, i.first_step) for i in issues if i.state == "firing"] == [
+        ("firing", 3)
+    ] * fires
+    assert not any(issue.stop_worthy for issue in issues)
+
+
+def test_how_far_it_has_risen_can_be_checked() -> None:
+    run = run_of([*[1.0] * 100, *[0.5] * 60, *[8.0] * 25], classes=10)
+    (issue, *_) = issues_of(run.records, "loss_diverged", specs=DIVERGED)
+    assert "is 8, 16 times the reference of 0.5; above" in issue.reason
+    run = run_of([*[2.0] * 25, *[0.0] * 200, *[6.0] * 25], classes=10)
+    (issue, *_) = issues_of(run.records, "loss_diverged", specs=DIVERGED)
+    facts = {fact.name: fact.value for fact in issue.evidence.facts}
+    assert f"times the spread of the losses ({facts['scale']:.4g}) above the" in issue.reason
+    assert f"reference of {facts['reference']:.4g};" in issue.reason
+
+
 def test_more_micro_batches_whose_losses_are_divided_are_no_fall_and_no_rise() -> None:
     run = RunBuilder()
     run.started()
