@@ -173,7 +173,8 @@ def fragments(node: ast.AST, path: str) -> Iterator[str]:
 
 def test_public_docstrings_stand_alone_and_messages_are_whole() -> None:
     """One test, because to parse all modules takes seconds."""
-    found, lost = [], []
+    found: list[str] = []
+    lost: list[str] = []
     for path in SOURCES:
         tree = ast.parse(path.read_text())
         found += fragments(tree, path.stem)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -159,7 +160,7 @@ def test_each_loss_says_when_it_stands_still() -> None:
 @pytest.mark.parametrize(
     ("params", "by"), [({}, " by 1 %"), ({"relative": False}, " by 0.01"), ({"delta": 0.0}, "")]
 )
-def test_what_counts_as_an_improvement_is_in_the_reason(params: dict[str, float], by: str) -> None:
+def test_what_counts_as_an_improvement_is_in_the_reason(params: dict[str, Any], by: str) -> None:
     pairs = [(1.0, 0.8178), *[(1.0 - 0.1 * i, 0.8178 - 1e-5 * (not params) * i) for i in range(11)]]
     specs = only("overtraining", **params)
     reason = assert_fires(run_of(pairs).records, "overtraining", specs=specs).reason
