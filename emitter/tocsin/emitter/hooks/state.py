@@ -281,7 +281,8 @@ class Hooks(LoopState):
         self.backwards += 1
         if self.capture is None:
             self._check_for_steps()
-        activations.due = False
+        if activations.due:
+            activations.backward_begins()
         self.hook_probes.loaders.backward()
         if reads and not self.stepping:
             self.hook_probes.checks.backward(tensors)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from support.trainings.captured import Said, captured, said
 from tocsin.emitter.hooks import torch_patches
@@ -85,9 +86,38 @@ def test_one_relu_in_many_places_is_told_apart_and_one_micro_batch_counts(tmp_pa
     assert list(dead_of(capture(tmp_path, model, 64, 8, micro=3), 10)) == ["1", "1#2"]
 
 
-def test_a_small_batch_says_nothing(tmp_path: Path) -> None:
-    found = capture(tmp_path, nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), 8, 8)
-    assert not [f for f in found.frames if f.collection == "activations"]
+def activation_rows(found: Said, column: str) -> dict[int, list[str]]:
+    frames = [f for f in found.frames if f.collection == "activations" and column in f.columns]
+    return {f.step: list(f.rows) for f in frames}
+
+
+def test_micro_batches_that_are_small_count_together(tmp_path: Path) -> None:
+    relu = nn.ReLU()
+    model = nn.Sequential(
+        half_dead(40, nn.Linear(8, 40)), relu, nn.Linear(40, 8), relu, nn.Linear(8, 2)
+    )
+    found = capture(tmp_path, model, 16, 8, micro=8)
+    assert activation_rows(found, "dead") == {1: ["1", "1#2"], 10: ["1", "1#2"]}
+    assert dead_of(found, 10)["1"] == pytest.approx(0.5, abs=0.1)
+    numel = found.frame("activations", 10).counts[:, 0]
+    assert numel.tolist() == [16 * 40, 16 * 8]  # the statistics are of the first
+
+
+def test_small_batches_count_together_over_several_summaries(tmp_path: Path) -> None:
+    model = nn.Sequential(half_dead(40, nn.Linear(8, 40)), nn.ReLU(), nn.Linear(40, 2))
+    found = capture(tmp_path, model, 16, 8)
+    assert activation_rows(found, "mean") == {1: ["1"], 10: ["1"]}
+    assert activation_rows(found, "dead") == {10: ["1"]}
+    assert dead_of(found, 10)["1"] == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_forward_pass_that_backward_repeats_is_no_micro_batch(tmp_path: Path) -> None:
+    class Repeated(nn.Sequential):  # type: ignore[misc]  # torch has no types here
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(super().forward, x, use_reentrant=False)
+
+    model = Repeated(half_dead(40, nn.Linear(8, 40)), nn.ReLU(), nn.Linear(40, 2))
+    assert activation_rows(capture(tmp_path, model, 16, 8), "dead") == {10: ["1"]}
 
 
 def test_an_output_with_nan_is_not_dead_but_unknown(tmp_path: Path) -> None:

@@ -21,15 +21,6 @@ BLOCKS: Final = 64
 """Pieces in equal distance that a larger tensor's sample is made of, of 256 values each: of single
 values each would cost a line of the cache."""
 
-MIN_UNIT_SAMPLES: Final = 128
-"""Of each unit, so that 1 % is one of them at least; a smaller batch is read whole."""
-
-FEWEST: Final = 32
-"""Below so many looks at a unit nothing is reported."""
-
-INACTIVE: Final = 0.01
-"""A unit is dead that is active in a smaller share of the looks."""
-
 CERTAIN: Final = 1e-3
 """A row of a softmax is saturated whose largest value is nearer to 1."""
 
@@ -117,45 +108,6 @@ def statistics(sample: Sample) -> tuple[Doubles, npt.NDArray[np.uint64]]:
         )
     counts = np.array((n, n - np.count_nonzero(sample), 0, 0), np.uint64)
     return values, counts
-
-
-def dead_share(output: torch.Tensor, *, channels_first: bool) -> torch.Tensor | None:
-    """The share of dead units, a scalar; NaN if the output has a NaN, None for too few values.
-
-    It samples about 16,384 values, at least 128 for each unit, evenly spread over the batch.
-
-    Args:
-        output: `[B, C, ...]` with `channels_first` (a convolution), else `[..., C]`; a unit is one
-            of the C.
-    """
-    looks = _looks_at_units(output, channels_first=channels_first)
-    if looks is None:
-        return None
-    active = (looks > 0).mean(dim=1, dtype=torch.float32)
-    # NaN is not greater than 0, and dead is not what it is: it makes the share NaN.
-    poison = 0.0 * looks.sum(dtype=torch.float32)
-    return (active < INACTIVE).mean(dtype=torch.float32) + poison
-
-
-def _looks_at_units(output: torch.Tensor, *, channels_first: bool) -> torch.Tensor | None:
-    """A part of the output as [units, looks]; None: too little for a statistic."""
-    if output.dim() < 2:
-        return None
-    if channels_first and output.dim() > 2:
-        units, width = output.shape[1], output.shape[-1]
-        values = output.flatten(2)
-        looks = max(MIN_UNIT_SAMPLES, MAX_SAMPLES // max(1, units))
-        values = values[:: max(1, values.shape[0] // looks)]
-        apart = max(1, values.shape[0] * values.shape[2] // looks)
-        if apart > 1 and apart % width == 0:
-            apart += 1  # not the same column of the image each time
-        sample = values[:, :, ::apart].movedim(1, 0).reshape(units, -1)
-    else:
-        units = output.shape[-1]
-        values = output.reshape(-1, units)
-        looks = max(MIN_UNIT_SAMPLES, MAX_SAMPLES // max(1, units))
-        sample = values[:: max(1, values.shape[0] // looks)].t()
-    return sample if units and sample.shape[1] >= FEWEST else None
 
 
 def share_beyond(values: torch.Tensor, low: float, high: float) -> torch.Tensor:

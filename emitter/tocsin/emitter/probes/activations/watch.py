@@ -24,6 +24,7 @@ from tocsin.emitter.plan.collections import Selection
 from tocsin.emitter.probes.activations import attention, compiled, output_layers, routers
 from tocsin.emitter.probes.activations.call_patches import ModuleCallObserver
 from tocsin.emitter.probes.activations.compiled import slots
+from tocsin.emitter.probes.activations.dead_units import DeadUnits
 from tocsin.emitter.probes.activations.module_kinds import (
     Found,
     Kind,
@@ -34,7 +35,6 @@ from tocsin.emitter.probes.activations.module_kinds import (
 from tocsin.emitter.probes.activations.readings import Reading, Readings
 from tocsin.emitter.probes.activations.samples import (
     certainty,
-    dead_share,
     share_beyond,
     spread,
 )
@@ -95,6 +95,9 @@ class Activations(ModuleCallObserver):
         """That of what is looked at."""
         self._calls: dict[int, int] = {}
         self._readings = Readings()
+        self._later = False
+        """Whether a backward call of this step has begun: only what is short is still read."""
+        self._dead = DeadUnits()
         self._vain = 0
         self._called = False
 
@@ -128,12 +131,15 @@ class Activations(ModuleCallObserver):
         known_root = None if self._root is None else self._root()
         if self._found is None or known_root is not root or self._plan is not plan:
             self._found = scan(root, plan)
+            self._dead = DeadUnits()
             self._root, self._plan = weakref.ref(root), plan
         if self._found.is_compiled and slots.late:
             self._give_up(LATE, loud=True)
             self._armed = True
             return False
         self._calls, self._readings, self.mode, self._called = {}, Readings(), mode, False
+        self._later = False
+        self._dead.start_step()
         # What a graph was made of must not change from step to step.
         if not slots.late and not self._found.is_compiled:
             self.patches.put(self._found.modules())
@@ -146,6 +152,9 @@ class Activations(ModuleCallObserver):
         """
         known = self._known(module)
         if known is None or not self._counts(module, compiled=False):
+            return
+        if self._later:
+            self._read_more(known, module, output)
             return
         self._called = True
         first = args[0] if args else None
@@ -191,7 +200,7 @@ class Activations(ModuleCallObserver):
         shapes are ignored.
         """
         query, key = readable(query), readable(key)
-        if owner is None or self._found is None or query is None or key is None:
+        if owner is None or self._found is None or query is None or key is None or self._later:
             return
         name = self._found.names.get(id(owner))
         plan = self._plan
@@ -222,6 +231,15 @@ class Activations(ModuleCallObserver):
         `[B, Q, D]`, key `[B, G, K, D]` or `[B, K, D]`, mask broadcast to `[B, H, Q, K]`.
         """
         self.on_attention(slots.module(slot), query, key, mask, is_causal, scale, slot=slot)
+
+    def backward_begins(self) -> None:
+        """A backward call begins: the micro-batch that is read is over.
+
+        ReLUs that have had too few values for a share of dead units are read in the next ones of
+        this step, too.
+        """
+        self.due = self._dead.short and self.mode == "train"
+        self._later, self._calls = True, {}
 
     def stop(self) -> None:
         """Something was wrong with it: no more of this step."""
@@ -271,26 +289,44 @@ class Activations(ModuleCallObserver):
             and torch._C._get_tracing_state() is None
             and not torch._C._len_torch_dispatch_stack()
             and not is_recording()
+            # In a graph, or called again inside of a backward call, it is no other micro-batch.
+            and not (self._later and (compiled or torch._C._current_graph_task_id() != -1))
         )
 
     def _read(
         self, known: Known, x: torch.Tensor, y: object = None, *, slot: int | None = None
     ) -> None:
-        with torch.no_grad():
-            reading = _reading(known, x, y if isinstance(y, torch.Tensor) else None)
         module = known.module()
-        if module is not None:
+        if module is None or x.numel() == 0:
+            return
+        with torch.no_grad():
+            reading = _reading(known, module, x, y if isinstance(y, torch.Tensor) else None)
             self._add(reading, module, slot)
+            if reading is not None and known.kind is Kind.RELU:
+                self._dead.add(reading, x, self.mode, channels_first=known.channels_first)
+
+    def _read_more(self, known: Known, module: nn.Module, output: object) -> None:
+        """A ReLU was called in a later micro-batch of this step."""
+        if known.kind is not Kind.RELU or (x := readable(output)) is None:
+            return
+        reading = self._dead.needs(self._numbered(known.name, module))
+        if reading is not None:
+            with torch.no_grad():
+                self._dead.add(reading, x, self.mode, channels_first=known.channels_first)
+            self.due = self._dead.short
 
     def _add(self, reading: Reading | None, module: nn.Module, slot: int | None) -> None:
         if reading is None:
             return
         if slot is None:
-            calls = self._calls[id(module)] = self._calls.get(id(module), 0) + 1
-            if calls > 1:
-                reading.name = f"{reading.name}#{calls}"
+            reading.name = self._numbered(reading.name, module)
         reading.slot = slot
         self._readings.add(reading)
+
+    def _numbered(self, name: str, module: nn.Module) -> str:
+        """The name of this call of the module, since `arm` or the last backward call."""
+        calls = self._calls[id(module)] = self._calls.get(id(module), 0) + 1
+        return name if calls == 1 else f"{name}#{calls}"
 
     def _give_up(self, reason: str, *, loud: bool) -> None:
         self.blind, self.reason = True, reason
@@ -298,11 +334,11 @@ class Activations(ModuleCallObserver):
             sys.stderr.write(f"tocsin: {reason}\n")
 
 
-def _reading(known: Known, x: torch.Tensor, y: torch.Tensor | None) -> Reading | None:
+def _reading(
+    known: Known, module: nn.Module, x: torch.Tensor, y: torch.Tensor | None
+) -> Reading | None:
     """What one call reports: `x` is the output (of attention the query), `y` what belongs to it."""
-    name, module = known.name, known.module()
-    if module is None or x.numel() == 0:
-        return None
+    name = known.name
     if known.kind is Kind.ROUTER:
         return routers.read(name, x, y, experts=known.experts, top=known.top)
     if known.kind is Kind.HEAD:
@@ -310,11 +346,6 @@ def _reading(known: Known, x: torch.Tensor, y: torch.Tensor | None) -> Reading |
     if known.kind is Kind.ATTENTION:
         assert isinstance(module, nn.MultiheadAttention)
         return None if y is None else attention.read_module(name, module, x, y)
-    if known.kind is Kind.RELU:
-        dead = dead_share(x, channels_first=known.channels_first)
-        if dead is None:
-            return None
-        return Reading("activations", name, spread(x), ("dead",), (dead,))
     if known.kind is Kind.SATURATING and (before := readable(y)) is not None:
         share = share_beyond(spread(before), *saturation(module))
         return Reading("activations", name, spread(x), ("saturated",), (share,))

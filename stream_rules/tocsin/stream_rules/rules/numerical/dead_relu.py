@@ -3,10 +3,15 @@ through them.
 
 The training process sends, for each module that is a ReLU or a ReLU6, the share of its units that
 were active in less than 1 % of the values sampled from a batch. A unit is a channel of a
-convolution (dimension 1), otherwise one index of the last dimension. A layer is dead when the share
-is above `threshold_layer` in `for_summaries` consecutive summaries, since a single batch may leave
-many units unused. One summary is enough when the share is above `threshold_at_once`: a layer with
-no active unit passes nothing on. Layers whose output is NaN are ignored.
+convolution (dimension 1), otherwise one index of the last dimension. With gradient accumulation the
+batch is the first micro-batch of the step. If it has fewer than 32 values of each unit, those of
+the next micro-batches are added, and if the step has no more, those of the next summaries: a plain
+batch of 16 gives a share at every second summary.
+
+A layer is dead when the share is above `threshold_layer` in `for_summaries` consecutive summaries,
+since a single batch may leave many units unused. One summary is enough when the share is above
+`threshold_at_once`: a layer with no active unit passes nothing on. Layers whose output is NaN are
+ignored.
 
 In healthy trainings the share was 59 % at most, in the first step of eight layers with PyTorch's
 own initial weights, and below 45 % from step 50 on; it was 100 % only with an injected fault.
