@@ -207,6 +207,7 @@ class Capture:
         columns, values = self._scalars(optimizer, step_time)
         if self._skips.any:
             self._skips.made(step, columns, values)
+            self._hook_probes.checks.stepped_after_skips(step, self._hook_probes.loaders.newest)
         # Several that step after one backward call share its loss, whoever comes first.
         losses, self.shared = self._losses.drain() or self.shared, []
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -364,6 +365,7 @@ class Capture:
     def batch_skipped(self) -> None:
         """The loop has thrown away the gradients of what it computed since the last step."""
         self._fast_path.until = 0
+        self._hook_probes.checks.batch_skipped()
         self._drop_step(by_loop=True)
 
     def bad_loss(self, loss: object) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from tocsin.emitter.capture.probe_list import ProbeList
+from tocsin.emitter.model.cleared_gradients import Cleared
 from tocsin.emitter.probes.checkpoint_files import CheckpointFiles
 from tocsin.emitter.probes.inputs.data import DataProbe
 from tocsin.emitter.probes.inputs.data_loader import DataLoaderProbe
@@ -31,14 +32,14 @@ if TYPE_CHECKING:
 class HookProbes:
     """The probes that the hooks of this process call themselves, and the list of all."""
 
-    def __init__(self, isolation: Isolation) -> None:
+    def __init__(self, isolation: Isolation, cleared: Cleared | None = None) -> None:
         self._isolation: Final = isolation
         self.checkpoints: Final = CheckpointFiles()
         self.phases: Final = StepPhases()
         self.loaders: Final = DataLoaderProbe()
         self.data: Final = DataProbe()
         self.named: Final = NamedLosses()
-        self.checks: Final = SourceChecks(isolation)
+        self.checks: Final = SourceChecks(isolation, cleared)
         self.others: Final = SecondaryOptimizers()
         self.probes: Final = ProbeList(
             isolation,

@@ -38,7 +38,7 @@ class LoopState:
         self.local: Final = LocalGradients()
         self.clipped: Final = ClippedNorms()
         self.gradients: Final = gradient_thread
-        self.hook_probes: Final = HookProbes(self.isolation)
+        self.hook_probes: Final = HookProbes(self.isolation, self.cleared)
         self.threads: Final = OtherThreads()
         self.stepping: list[weakref.ref[torch.optim.Optimizer]] = []
         """Optimizers whose steps are under way; or have raised, and may be gone."""

@@ -41,7 +41,9 @@ class Cleared:
         self._several = False
         """Whether a backward call has followed another without a step between."""
         self._left: weakref.ref[torch.Tensor] | None = None
-        """The gradient that the last one has left in the witness, if it can be read at once."""
+        """The gradient that the last one has left in the witness."""
+        self._plain = False
+        """Whether that can be read at once."""
         self._fruitless = 0
         self._pause = 0
 
@@ -76,8 +78,17 @@ class Cleared:
             return False
         self.had = True
         if self._several and (self._left is None or self._left() is not grad):
-            self._left = weakref.ref(grad) if _is_plain(grad) and not grad.requires_grad else None
+            self._left = weakref.ref(grad)
+            self._plain = _is_plain(grad) and not grad.requires_grad
         return True
+
+    @property
+    def keeps_left(self) -> bool:
+        """Whether the witness still has the gradient that the last of several backward calls has
+        left, and not another one that was put in its place.
+        """
+        witness, left = self.witness, None if self._left is None else self._left()
+        return witness is not None and left is not None and witness.grad is left
 
     def backward_ended(self, parameters: Iterable[torch.Tensor]) -> None:
         """A backward call is over; `parameters`, of any shape, are those of all optimizers, read
@@ -108,7 +119,7 @@ class Cleared:
         witness = self.witness
         own = None if witness is None else witness.grad
         left = None if self._left is None else self._left()
-        if own is left and own is not None and own.numpy().flat[0] != 0.0:
+        if own is left and own is not None and self._plain and own.numpy().flat[0] != 0.0:
             return False  # as nearly always
         first = () if witness is None else (witness,)
         for parameter in itertools.chain(first, parameters or ()):

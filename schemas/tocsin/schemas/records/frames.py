@@ -347,9 +347,10 @@ class StepFrame:
     since the main one's last, the rate its newest.
 
     Said when it is known or changes: `gradients_uncleared` and `optimizer_renewed`, for how many
-    steps in a row gradients were not cleared or the optimizer was a new one; `trainable_tensors`
-    and how many of them are `without_gradient`; `schedule_steps`, how often the learning-rate
-    schedules were stepped, and `epochs` of the training's data loaders.
+    steps in a row gradients were not cleared or the optimizer was a new one; `gradients_discarded`,
+    of how many micro-batches of each step they were cleared too early, for `steps_discarding` steps
+    in a row; `trainable_tensors` and how many of them are `without_gradient`; `schedule_steps`, how
+    often the learning-rate schedules were stepped, and `epochs` of the training's data loaders.
 
     With several ranks: `local_gradient_norm`, of this rank's own gradients before they were
     averaged, and where the model is in parts on the ranks (FSDP2, tensor and pipeline parallel)

@@ -93,6 +93,11 @@ class DataLoaderProbe(Probe):
         self.undecided = False
 
     @property
+    def newest(self) -> object | None:
+        """The iterator that gave the last batch, while it lives."""
+        return None if self._newest is None else self._newest()
+
+    @property
     def is_silent(self) -> bool:
         """Whether the loader that gave the last batch has given others before, and neither was one
         followed by a backward call nor was the model in `eval()`.

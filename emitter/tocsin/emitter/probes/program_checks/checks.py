@@ -1,9 +1,9 @@
 """Checks that only the training process can make: faults that no number of a step shows.
 
-Whether gradients arrive and are cleared, whether frozen weights were ever trained, whether the
-graphs of past steps are kept, what losses and the first layer are given, which mode the layers are
-in, whether a schedule is stepped. Each part is isolated on its own. All of it happens in the first
-steps and rarely after them; each step pays for two looks at an attribute.
+Whether gradients arrive, are used and are cleared, whether frozen weights were ever trained,
+whether the graphs of past steps are kept, what losses and the first layer are given, which mode the
+layers are in, whether a schedule is stepped. Each part is isolated on its own. All of it happens in
+the first steps and rarely after them; each step pays for two looks at an attribute.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from tocsin.emitter.model.cleared_gradients import Cleared
 from tocsin.emitter.model.gradient_thread import gradient_thread
 from tocsin.emitter.probes.probe import Probe
 from tocsin.emitter.probes.program_checks import (
@@ -23,6 +24,7 @@ from tocsin.emitter.probes.program_checks import (
     module_calls,
     train_mode,
 )
+from tocsin.emitter.probes.program_checks.discarded_gradients import DiscardedGradients
 from tocsin.emitter.probes.program_checks.frozen_weights import FrozenWeights
 from tocsin.emitter.probes.program_checks.kept_graphs import KeptGraphs
 from tocsin.emitter.probes.program_checks.loss_inputs import LossInputs
@@ -66,11 +68,14 @@ class SourceChecks(Probe):
 
     name = "source checks"
 
-    def __init__(self, isolation: Isolation) -> None:
+    def __init__(self, isolation: Isolation, cleared: Cleared | None = None) -> None:
+        """`cleared` follows the gradients of this process; None: nobody does."""
         self._isolation: Final = isolation
+        self._cleared: Final = cleared
         self.losses: Final = LossInputs()
         self.modes: Final = TrainMode()
         self._uncleared: Final = UnclearedGradients()
+        self._discarded: Final = DiscardedGradients()
         self._missing: Final = MissingGradients()
         self._frozen: Final = FrozenWeights()
         self._calls: Final = ModuleCalls()
@@ -97,6 +102,7 @@ class SourceChecks(Probe):
         self._training = self._optimizers = None
         for part in (self.losses, self.modes, self._uncleared, self._missing, self._calls):
             part.reset()
+        self._discarded.reset()
         self._frozen.reset()
         self._graphs.reset()
         self._reset()
@@ -128,6 +134,16 @@ class SourceChecks(Probe):
                 self._isolation.run(GRAPHS, self._graphs.backward, tensors, step)
         if not (gradient_thread.several or self._uncleared.is_usual(step)):
             self._isolation.run(GRADIENTS, self._uncleared.backward, step)
+
+    def batch_skipped(self) -> None:
+        """In front of a backward call: the gradients of those before it were cleared."""
+        self._isolation.run(GRADIENTS, self._discard)
+
+    def stepped_after_skips(self, step: int, iterator: object | None) -> None:
+        """That step was made behind such calls; `iterator` is that of the data loader which gave
+        the newest batch.
+        """
+        self._isolation.run(GRADIENTS, self._stepped_after_skips, step, iterator)
 
     def loss(self, name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         """A loss function was called with gradients on, in a step whose losses are looked at.
@@ -194,6 +210,32 @@ class SourceChecks(Probe):
 
     # -- its parts -------------------------------------------------------------------------------
 
+    @property
+    def _witness(self) -> torch.Tensor | None:
+        """The parameter, of any shape, in which gradients are looked for, if its steps count."""
+        weight = None if self._cleared is None else self._cleared.witness
+        optimizers = self._optimizers
+        if weight is None or optimizers is None or gradient_thread.several:
+            return None
+        return weight if optimizers.primary.holds(weight) else None
+
+    def _discard(self) -> None:
+        weight = self._witness
+        if weight is not None and self._training is not None:
+            self._discarded.discarded(self._training.next_step, weight)
+
+    def _stepped_after_skips(self, step: int, iterator: object | None) -> None:
+        weight, training = self._witness, self._training
+        if weight is None or training is None or iterator is None or self._cleared is None:
+            return
+        self._discarded.stepped(step, weight, iterator, kept=self._cleared.keeps_left)
+        self._report_discarded(training, step)
+
+    def _report_discarded(self, training: Training, step: int) -> None:
+        news = self._discarded.news(step)
+        if news is not None:
+            training.row(("gradients_discarded", "steps_discarding"), news, step=step)
+
     def _wakes(self, step: int) -> int:
         if self._inputs or self._epoch_news:
             return 0
@@ -222,6 +264,7 @@ class SourceChecks(Probe):
         uncleared = self._uncleared.news()
         if uncleared is not None:
             training.row(("gradients_uncleared",), (uncleared,), step=step)
+        self._report_discarded(training, step)
         self._uncleared.due = step < 8 or step % 50 < 4
         if step < self._missing.next:
             return

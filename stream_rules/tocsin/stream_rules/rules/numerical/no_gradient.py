@@ -19,9 +19,17 @@ gradients on or off, unless the model is compiled.
 - `untrained`: frozen weights (`requires_grad` is False) in front of the first layer that trains
   still have the values of their initialisation, and are `frozen_share` of all weights: most often a
   backbone whose pretrained weights were not loaded. It is known at one of the steps 5 to 9.
+- `discarded`: `zero_grad()` is called in front of each backward call of a loop that accumulates
+  gradients, so that a step uses those of its last micro-batch alone. Known of loops that get their
+  batches from one `DataLoader`, after 20 steps with the same number of micro-batches.
 
 The first four need no tuned limits, because the training process knows them exactly. Five checks
 leave room for a model that alternates between several tasks.
+
+Gradients that are cleared on purpose do not count as discarded: several backward calls for one
+batch (SAM, attacks on the inputs, separate losses of several tasks), weights that change in
+between, steps with gradients that the program has put together itself (DP-SGD), and batches that a
+loop skips now and then.
 
 Untrained weights are matrices and filters, at least 3 of them, in modules that the forward pass
 calls. They are within the exact bound of PyTorch's uniform initialisations, or are normal while all
@@ -43,6 +51,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from tocsin.schemas.records.frames import StepFrame, TensorFrame
+from tocsin.schemas.records.issues import Subject
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, RuleMeta, scalar, tensors
 from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
@@ -53,11 +62,14 @@ _REMEDIES: Final = {
     "computed, and that the loss is not computed from plain numbers (item(), numpy(), no_grad()).",
     "unused": "If this is intended, remove these parameters from the optimizer or set "
     "requires_grad to False; otherwise find out why the loss does not depend on them.",
+    "discarded": "Call optimizer.zero_grad() once for each step: after optimizer.step(), or before "
+    "the first of its backward() calls.",
     "untrained": "Load the pretrained weights before you freeze these layers, and check that "
     "load_state_dict() found their names; or set requires_grad to True to train them.",
 }
 
 UNTRAINED: Final = "untrained"
+DISCARDED: Final = "discarded"
 _SHOWN: Final = ("std", "absmax", "bound", "kurtosis")
 
 Counts = npt.NDArray[np.int64]
@@ -94,6 +106,7 @@ class NoGradient(TensorRowRule[NoGradientParams, _State]):
             scalar("without_gradient"),
             tensors("no_gradient", optional=True),
             tensors(UNTRAINED, optional=True),
+            scalar("gradients_discarded", optional=True),
         ),
         capture_hint="gradients are checked when a PyTorch optimizer steps",
         remedy="Look for detach(), .data, item(), numpy(), torch.tensor(...) or no_grad() between "
@@ -108,6 +121,7 @@ class NoGradient(TensorRowRule[NoGradientParams, _State]):
             "detached": "The first layers, or many layers, are cut off from the loss.",
             "lost": "The same, but gradients arrived before.",
             "unused": "Other parameters get no gradient. An info.",
+            DISCARDED: "Gradients of most micro-batches are cleared before a step uses them.",
             UNTRAINED: "Most of the model is frozen at its initial values.",
         },
         resolve_after_steps=0,
@@ -118,6 +132,38 @@ class NoGradient(TensorRowRule[NoGradientParams, _State]):
         missing = frame.column("without_gradient")
         if missing is not None and len(missing) and missing[-1] == 0:
             yield from self._close(())
+        yield from self._discards(frame)
+
+    def _discards(self, frame: StepFrame) -> Outcomes:
+        counts, lengths = frame.column("gradients_discarded"), frame.column("steps_discarding")
+        if counts is None or lengths is None:
+            return
+        known = np.flatnonzero(np.isfinite(counts) & np.isfinite(lengths))
+        if not len(known):
+            return
+        step, each = int(frame.steps[known[-1]]), int(counts[known[-1]])
+        length = int(lengths[known[-1]])
+        if not each:
+            yield Clear(about=DISCARDED)
+            return
+        first = max(0, step - length + 1)
+        yield Finding(
+            about=DISCARDED,
+            branch=DISCARDED,
+            subject=Subject(kind="run", name="gradients"),
+            reason=f"the gradients of {each} of the {each + 1} micro-batches of each step are "
+            f"cleared before the step uses them, since step {first}",
+            first_step=first,
+            first_rank=frame.origin.rank,
+            remedy=_REMEDIES[DISCARDED],
+            facts=(
+                fact("micro_batches_discarded", each),
+                fact("micro_batches", each + 1),
+                fact("steps", length, unit="steps"),
+            ),
+            explanation="after a backward call, the next one found no gradient, although no "
+            "optimizer had made a step in between",
+        )
 
     def on_table(self, table: TensorFrame, at: Moment) -> Outcomes:
         if table.collection == UNTRAINED:

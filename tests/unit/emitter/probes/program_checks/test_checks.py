@@ -141,6 +141,91 @@ def test_accumulation_and_optimizers_that_take_turns_are_cleared(watched: Watch)
     assert column(watched(accumulate), "gradients_uncleared") == [(1, 0.0)]
 
 
+def accumulate_in_vain(
+    *,
+    micro: Callable[[int], int] = lambda step: 4,
+    steps: int = 50,
+    a_loader: bool = False,
+    between: Callable[[nn.Module], None] = lambda net: None,
+    before_step: Callable[[nn.Module], None] = lambda net: None,
+) -> Callable[[], None]:
+    """A loop that clears the gradients in front of each of its backward calls. `a_loader`: for
+    each step.
+    """
+
+    def training() -> None:
+        net, data = nn.Linear(8, 3), TensorDataset(*batch(1024))
+        optimizer = adam(net)
+        batches = iter(DataLoader(data, 4))
+        for step in range(steps):
+            if a_loader:
+                batches = iter(DataLoader(data, 4))
+            for _ in range(micro(step)):
+                x, y = next(batches)
+                optimizer.zero_grad()
+                functional.cross_entropy(net(x), y).backward()
+                between(net)
+            before_step(net)
+            optimizer.step()
+
+    return training
+
+
+def write_weights(net: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(1e-3)
+
+
+def put_gradients(net: nn.Module) -> None:
+    for parameter in net.parameters():
+        parameter.grad = parameter.grad.clone()
+
+
+def test_gradients_of_micro_batches_that_no_step_uses(watched: Watch) -> None:
+    found = watched(accumulate_in_vain())
+    assert column(found, "gradients_discarded") == [(21, 3.0), (41, 3.0)]
+    assert column(found, "steps_discarding") == [(21, 20.0), (41, 40.0)]
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        pytest.param(accumulate_in_vain(between=write_weights), id="steps by hand, or tried"),
+        pytest.param(accumulate_in_vain(before_step=put_gradients), id="of copies"),
+        pytest.param(accumulate_in_vain(micro=lambda step: 3 + step % 3), id="some are skipped"),
+        pytest.param(accumulate_in_vain(a_loader=True), id="a loader of the parts of a batch"),
+    ],
+)
+def test_gradients_that_are_cleared_on_purpose(
+    watched: Watch, training: Callable[[], object]
+) -> None:
+    assert column(watched(training), "gradients_discarded") == []
+
+
+def test_several_backward_calls_for_one_batch_are_no_micro_batches(watched: Watch) -> None:
+    def attack() -> None:
+        net = nn.Linear(8, 3)
+        optimizer = adam(net)
+        for x, y in DataLoader(TensorDataset(*batch(200)), 4):
+            attacked = x.clone().requires_grad_()
+            for _ in range(4):
+                optimizer.zero_grad()
+                functional.cross_entropy(net(attacked), y).backward()
+                attacked = (x + 0.1 * attacked.grad.sign()).detach().requires_grad_()
+            optimizer.step()
+
+    found = watched(attack)
+    assert len(column(found, "steps_skipped")) > 40
+    assert column(found, "gradients_discarded") == []
+
+
+def test_micro_batches_that_are_used_again(watched: Watch) -> None:
+    training = accumulate_in_vain(micro=lambda step: 4 if step < 30 else 1, steps=100)
+    found = column(watched(training), "gradients_discarded")
+    assert [value for _, value in found] == [3.0, 0.0]
+
+
 def test_a_gan_is_cleared_and_each_optimizer_has_its_gradients(watched: Watch) -> None:
     def gan() -> None:
         generator, critic = nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 1))

@@ -180,6 +180,17 @@ def test_gradients_that_arrive_end_the_issue() -> None:
     assert (issue.first_step, issue.subject.name, issue.evidence.followed) == (0, "0.weight", 1)
 
 
+def test_micro_batches_whose_gradients_no_step_uses() -> None:
+    run = RunBuilder()
+    run.steps([20], columns={"gradients_discarded": 7.0, "steps_discarding": 19.0})
+    assert said(run, FLOW) == [("discarded", "warning", "firing")]
+    (issue,) = issues_of(run.records, specs=FLOW)
+    assert (issue.first_step, issue.subject.name) == (2, "gradients")
+    assert issue.reason.startswith("the gradients of 7 of the 8 micro-batches of each step")
+    run.steps([60], columns={"gradients_discarded": 0.0, "steps_discarding": 0.0})
+    assert [state for *_, state in said(run, FLOW)] == ["firing", "resolved"]
+
+
 def test_a_cut_and_what_is_not_used_are_two_issues() -> None:
     run = RunBuilder()
     counts = {
