@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from tocsin.emitter.probes.checkpoint_files import target_path
+from tocsin.emitter.process.transparent_frames import transparent
 
 if TYPE_CHECKING:
     from tocsin.emitter.hooks.loop_state import LoopState
@@ -37,6 +38,7 @@ class CheckpointReads:
         """Put the hook into torch."""
         original = torch.load
 
+        @transparent
         @functools.wraps(original)
         def load(*args: object, **kwargs: object) -> object:
             if self._loop.capture is None:

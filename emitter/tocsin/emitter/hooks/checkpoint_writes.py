@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import torch
 
 from tocsin.emitter.probes.checkpoint_files import target_path
+from tocsin.emitter.process.transparent_frames import transparent
 from tocsin.emitter.stop import saving
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ class CheckpointWrites:
                 setattr(module, name, self._wrapped(getattr(module, name), target))
 
     def _wrapped(self, original: Callable[..., object], target: Target) -> Callable[..., object]:
+        @transparent
         @functools.wraps(original)
         def save(*args: object, **kwargs: object) -> object:
             capture = self._loop.capture

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from tocsin.emitter.process.transparent_frames import transparent
+
 if TYPE_CHECKING:
     from tocsin.emitter.hooks.state import Hooks
 
@@ -23,6 +25,7 @@ def install(hooks: Hooks) -> None:
     module, passed = torch.nn.utils.clip_grad, hooks.fast_path.passed
     original = module.clip_grad_norm_
 
+    @transparent
     @functools.wraps(original)
     def clip_grad_norm_(
         parameters: object, max_norm: float, norm_type: float = 2.0, *args: object, **kwargs: object

@@ -25,6 +25,7 @@ from tocsin.emitter.hooks.kept_functions import held
 from tocsin.emitter.model.mesh_names import whole
 from tocsin.emitter.plan.collections import PREDICT
 from tocsin.emitter.probes.program_checks.checks import LOSSES
+from tocsin.emitter.process.transparent_frames import leave_traceback, transparent
 from tocsin.emitter.statistics.async_copy import is_recording
 from tocsin.emitter.statistics.readable import readable
 
@@ -116,17 +117,26 @@ class Evaluation:
     def _modules(self) -> None:
         original, hooks = loss_modules._Loss.__call__, self._hooks
 
+        @transparent
         @functools.wraps(original)
         def call(module: torch.nn.Module, *args: object, **kwargs: object) -> object:
-            if torch.compiler.is_compiling() or hooks.capture is None or torch.is_grad_enabled():
+            if torch.compiler.is_compiling():
                 return original(module, *args, **kwargs)
-            if self._inside:  # part of another loss, which counts
-                return original(module, *args, **kwargs)
+            # Also where it is part of another loss, which counts.
+            if hooks.capture is None or torch.is_grad_enabled() or self._inside:
+                try:
+                    return original(module, *args, **kwargs)
+                except BaseException as error:
+                    leave_traceback(error)
+                    raise
             # Of a sum, the hook of the function counts, which sees what the sum is over.
             whole = getattr(module, "reduction", None) != "sum"
             self._inside = whole
             try:
                 result = original(module, *args, **kwargs)
+            except BaseException as error:
+                leave_traceback(error)
+                raise
             finally:
                 self._inside = False
             if whole:
@@ -142,9 +152,14 @@ class Evaluation:
         data, checks = hooks.hook_probes.data, hooks.hook_probes.checks
         passed, classes = hooks.fast_path.passed, name == "cross_entropy"
 
+        @transparent
         @functools.wraps(original)
         def call(*args: object, **kwargs: object) -> object:
-            result = original(*args, **kwargs)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                leave_traceback(error)
+                raise
             if passed.quiet and getattr(result, "requires_grad", False):
                 return result
             if hooks.capture is None:

@@ -53,6 +53,7 @@ from tocsin.emitter.probes.activations import watch
 from tocsin.emitter.probes.program_checks import lr_schedules
 from tocsin.emitter.process.environment import RUN_ID
 from tocsin.emitter.process.isolation import Isolation
+from tocsin.emitter.process.transparent_frames import leave_traceback, transparent
 from tocsin.emitter.stop import before_update
 from tocsin.emitter.training.context import current
 
@@ -211,6 +212,7 @@ def _backward() -> None:
     original = torch.autograd.backward
     task = torch._C._current_graph_task_id
 
+    @transparent
     @functools.wraps(original)
     def backward(*args: object, **kwargs: object) -> None:
         # Inside of another one (reentrant checkpoints) it is part of that, and its scalars are no
@@ -225,7 +227,11 @@ def _backward() -> None:
             over = False
             _leave_fast_path(error)
         if over:
-            original(*args, **kwargs)
+            try:
+                original(*args, **kwargs)
+            except BaseException as error:
+                leave_traceback(error)
+                raise
             return
         if not hooks.asleep:
             tensors = args[0] if args else kwargs.get("tensors")
@@ -243,6 +249,9 @@ def _backward() -> None:
         else:
             try:
                 original(*args, **kwargs)
+            except BaseException as error:
+                leave_traceback(error)
+                raise
             finally:
                 try:
                     hooks.backward_ended()
@@ -259,6 +268,7 @@ def _grad_scaler() -> None:
     scaler = torch.amp.grad_scaler.GradScaler
     construct = scaler.__init__
 
+    @transparent
     @functools.wraps(construct)
     def constructed(self: object, *args: object, **kwargs: object) -> None:
         construct(self, *args, **kwargs)
@@ -283,6 +293,7 @@ def _sharded_grad_scaler() -> None:
 def _wrap_scaler(scaler: Any) -> None:
     original_scale, original_update = scaler.scale, scaler.update
 
+    @transparent
     @functools.wraps(original_scale)
     def scale(self: object, outputs: object) -> object:
         result = original_scale(self, outputs)
@@ -290,6 +301,7 @@ def _wrap_scaler(scaler: Any) -> None:
             hooks.isolation.run("scaler", hooks.on_scale, outputs, result)
         return result
 
+    @transparent
     @functools.wraps(original_update)
     def update(self: object, *args: object, **kwargs: object) -> None:
         original_update(self, *args, **kwargs)
@@ -323,6 +335,7 @@ def _schedules() -> None:
 def _swaps() -> None:
     original = torch.utils.swap_tensors
 
+    @transparent
     @functools.wraps(original)
     def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
         if torch.compiler.is_compiling():
@@ -347,6 +360,7 @@ def _data_loaders() -> None:
     iterator = torch.utils.data.dataloader._BaseDataLoaderIter
     original = iterator.__next__
 
+    @transparent
     @functools.wraps(original)
     def following(self: object) -> object:
         if hooks.asleep:
@@ -356,6 +370,9 @@ def _data_loaders() -> None:
             batch = original(self)
         except StopIteration:
             hooks.isolation.run("batches", hooks.on_last_batch)
+            raise
+        except BaseException as error:
+            leave_traceback(error)
             raise
         if passed.on and _passes(passed.batch):
             return batch
@@ -370,6 +387,7 @@ def _data_parallel() -> None:
     parallel = torch.nn.parallel.DistributedDataParallel
     original = parallel.__init__
 
+    @transparent
     @functools.wraps(original)
     def construct(self: torch.nn.Module, *args: object, **kwargs: object) -> None:
         original(self, *args, **kwargs)

@@ -29,6 +29,7 @@ from tocsin.emitter.probes.activations.compiled import (
     trace_output,
 )
 from tocsin.emitter.probes.activations.module_kinds import TYPES
+from tocsin.emitter.process.transparent_frames import transparent
 from tocsin.emitter.training.context import current
 
 FRAMES: Final = 12
@@ -194,6 +195,7 @@ class CallPatches:
 
 
 def _watched_call(base: type[nn.Module], observer: ModuleCallObserver) -> Callable[..., object]:
+    @transparent
     @functools.wraps(nn.Module.__call__)
     def call(self: nn.Module, *args: object, **kwargs: object) -> object:
         # Alive to the end: the compiler's frames name the module by it.
@@ -249,6 +251,7 @@ def attention_functions() -> tuple[object, ...]:
 def _watched_softmax(
     original: Callable[..., object], observer: ModuleCallObserver
 ) -> Callable[..., object]:
+    @transparent
     @functools.wraps(original)
     def softmax(input: object, *args: object, **kwargs: object) -> object:
         result = original(input, *args, **kwargs)

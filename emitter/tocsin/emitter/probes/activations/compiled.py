@@ -29,6 +29,7 @@ from torch import nn
 from tocsin.emitter.model import discovery
 from tocsin.emitter.probes.activations.module_kinds import Kind, compiled_itself, kind_of, scan
 from tocsin.emitter.process.environment import RUN_ID
+from tocsin.emitter.process.transparent_frames import transparent
 from tocsin.emitter.training.context import current
 
 _F = TypeVar("_F", bound=Callable[..., object])
@@ -253,6 +254,7 @@ def follow_compile(keep: Callable[[Iterable[nn.Module]], None]) -> None:
     """In front of each torch.compile, watch what is in the model, and see what it is made for."""
     original = torch.compile
 
+    @transparent
     @functools.wraps(original)
     def compile(*args: object, **kwargs: object) -> object:
         if not torch.compiler.is_dynamo_compiling():

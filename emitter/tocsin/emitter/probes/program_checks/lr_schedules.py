@@ -14,6 +14,8 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import SWALR
 
+from tocsin.emitter.process.transparent_frames import transparent
+
 if TYPE_CHECKING:
     from tocsin.emitter.process.isolation import Isolation
 
@@ -25,6 +27,7 @@ def install(isolation: Isolation) -> None:
     """Put the hook into torch. `isolation` is the one of this process."""
     original = LRScheduler.__init__
 
+    @transparent
     @functools.wraps(original)
     def construct(
         self: LRScheduler, optimizer: torch.optim.Optimizer, *args: object, **kwargs: object
