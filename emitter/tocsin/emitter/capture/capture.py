@@ -372,7 +372,7 @@ class Capture:
         """This loss, a tensor with its graph, is not finite, and its backward call comes now. Takes
         up to a second: the origin is looked for.
         """
-        self._skips.bad_loss(loss, self.optimizers.names)
+        self._skips.bad_loss(loss, self.optimizers.names, self.optimizers.state_of)
 
     def is_finite(self, step: int | None) -> bool | None:
         """Whether the weights after this step are finite, as far as it is known now."""

@@ -215,6 +215,15 @@ class Optimizers:
         for watched in list(self._watched.values()):
             yield from (p for _, p in watched.parameters)
 
+    def state_of(self, parameter: torch.Tensor) -> list[object]:
+        """What optimizers keep of this parameter, of any shape: averages of gradients, counts."""
+        states = (
+            optimizer.state.get(parameter)
+            for watched in list(self._watched.values())
+            if watched.holds(parameter) and (optimizer := watched.optimizer()) is not None
+        )
+        return [value for held in states if isinstance(held, Mapping) for value in held.values()]
+
     def watched(self, optimizer: torch.optim.Optimizer, *, check: bool = True) -> WatchedOptimizer:
         """What is known of it; read anew where it is new or has other parameters. `check`: whether
         it is asked how many it has.

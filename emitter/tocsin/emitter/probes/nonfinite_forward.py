@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -51,25 +51,35 @@ class BadValue:
     nans: int
     infs: int
     order: int
+    state: int = 0
+    """Of a weight: numbers of its optimizer's state that are not finite."""
 
     def table(self) -> Table:
         """One row, without statistics."""
+        counts = [self.numel, self.nans, self.infs, self.order]
+        columns: tuple[str, ...] = ("numel", "nans", "infs", "order")
+        if self.collection == "weights":
+            counts, columns = [*counts, self.state], (*columns, "state_nonfinite")
         return Table(
             self.collection,
             (self.name,),
             np.zeros((1, 0), np.float32),
-            np.array([[self.numel, self.nans, self.infs, self.order]], np.uint64),
+            np.array([counts], np.uint64),
             (),
-            ("numel", "nans", "infs", "order"),
+            columns,
         )
 
 
-def first_bad_value(loss: torch.Tensor, names: Mapping[int, str]) -> BadValue | None:
+def first_bad_value(
+    loss: torch.Tensor,
+    names: Mapping[int, str],
+    state_of: Callable[[torch.Tensor], Iterable[object]] = lambda parameter: (),
+) -> BadValue | None:
     """The first bad number on the way to this loss; None: it is not seen.
 
     The loss is a tensor with its graph, of any shape.
     Takes up to `LIMIT_S` seconds of the thread's time, and reads only what is on the CPU. `names`
-    are those of parameters, by their id.
+    are those of parameters, by their id; `state_of` is what an optimizer keeps of one.
     """
     until = time.thread_time() + LIMIT_S
     module = ""
@@ -83,7 +93,8 @@ def first_bad_value(loss: torch.Tensor, names: Mapping[int, str]) -> BadValue | 
                 own = name.rpartition(".")[0] or name
                 nans, infs = _bad(parameter)
                 if nans or infs:
-                    return BadValue("weights", name, parameter.numel(), nans, infs, order)
+                    state = sum(map(_bad_state, state_of(parameter)))
+                    return BadValue("weights", name, parameter.numel(), nans, infs, order, state)
             module = own or module
             produced[node] = place = _place(node, own, module)
             found = None
@@ -152,6 +163,13 @@ def _bad(tensor: torch.Tensor) -> tuple[int, int]:
     if bool(torch.isfinite(tensor.sum(dtype=torch.float64))):
         return 0, 0
     return int(tensor.isnan().sum()), int(tensor.isinf().sum())
+
+
+def _bad_state(value: object) -> int:
+    """How many numbers of this, which an optimizer keeps, are not finite."""
+    if not is_readable(value) or value.device.type != "cpu" or not value.numel():
+        return 0
+    return sum(_bad(value))
 
 
 def _parameters_of(node: Node, names: Mapping[int, str]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import torch
@@ -48,10 +48,16 @@ class SkippedSteps:
         self.any = False
         """Whether the next step has something to send of this."""
 
-    def bad_loss(self, loss: object, names: Mapping[int, str]) -> None:
+    def bad_loss(
+        self,
+        loss: object,
+        names: Mapping[int, str],
+        state_of: Callable[[torch.Tensor], Iterable[object]],
+    ) -> None:
         """This loss, a tensor with its graph, is not finite, and its backward call comes now. Find
         its origin; whether a step follows is not known yet. `names`: of the parameters, by their
-        ids. Takes up to a second: see `first_bad_value`.
+        ids; `state_of`: what an optimizer keeps of one. Takes up to a second: see
+        `first_bad_value`.
         """
         if not isinstance(loss, torch.Tensor) or is_recording():
             return
@@ -59,7 +65,7 @@ class SkippedSteps:
             return
         self._searches += 1
         self._all_searches += 1
-        origin = first_bad_value(loss, names)
+        origin = first_bad_value(loss, names, state_of)
         if origin is not None:
             self._origin, self.any = origin, True
             self._first = self._first or origin

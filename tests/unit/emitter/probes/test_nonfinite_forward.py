@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from support.trainings.captured import captured, said
 from support.trainings.watched import records
+from tocsin.emitter.plan.schedule import CaptureSchedule
 from tocsin.emitter.probes.nonfinite_forward import BadValue, first_bad_value
 from tocsin.stream_rules.testing import assert_fires, only
 
@@ -170,3 +171,25 @@ def test_the_issue_names_the_batch(tmp_path: Path) -> None:
     assert said(tmp_path).frame("inputs", 7).rows == ("input of body",)
     issue = assert_fires(records(tmp_path), "nonfinite", first_step=7, specs=only("nonfinite"))
     assert (issue.branch, issue.subject.name) == ("input", "input of body")
+
+
+@pytest.mark.parametrize(("make", "first_step"), [(torch.optim.Adam, 6), (torch.optim.SGD, 7)])
+def test_a_gradient_that_is_bad_while_the_loss_is_finite_is_of_the_step_before(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[..., torch.optim.Optimizer],
+    first_step: int,
+) -> None:
+    # As on short steps, where hardly any gradient is read.
+    monkeypatch.setattr(CaptureSchedule, "is_due", lambda self, name, step: False)
+    with captured(tmp_path, TOCSIN_CAPTURE='{"collections": {"gradients": {"every": 1000}}}'):
+        model = Model()
+        optimizer = make(model.parameters(), lr=0.01)
+        for step in range(9):
+            out = model(torch.rand(16, 4))
+            apart = out - out.detach() if step == 6 else out
+            optimizer.zero_grad()
+            (functional.relu(out).mean() + apart.square().sum(1).sqrt().mean()).backward()
+            optimizer.step()
+    issue = assert_fires(records(tmp_path), "nonfinite", first_step=first_step)
+    assert issue.branch == "weight"

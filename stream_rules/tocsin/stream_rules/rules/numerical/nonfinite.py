@@ -9,6 +9,9 @@ rank is missing, it waits up to 5 s.
 - If the loss is bad, or all gradients at once: the first input or module in forward order with bad
   values, if the summaries of the step show it (the activations of its forward pass); otherwise the
   loss.
+- If the loss is bad because a weight was: the weight, and the step whose update has written it, the
+  last one with a finite loss. If the optimizer's state of the weight is bad, too, the issue starts
+  at that step: most probably its gradient was not finite.
 - If some gradients are bad: the first in backward order. If only a weight is bad: that weight.
 
 Inputs and activations alone do not cause an issue, unless `tensors` names them. A batch with a bad

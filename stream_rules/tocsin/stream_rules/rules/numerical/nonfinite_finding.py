@@ -49,11 +49,18 @@ def origin_finding(
     rank, evidence = pending.origin()
     subject, tensors, why = _subject(evidence)
     branch = _branch(subject)
+    update = written = None
     if subject.kind != "loss":
         began = None  # a finite loss: what went into it was well
     if began is not None:
         branch, subject = began.branch, _subject_of(began)
-        why = f"{_forward(began, pending.step)} {why}"
+        update = _update_before(pending, rank_series) if branch == "weight" else None
+        if update is None:
+            why = f"{_forward(began, pending.step)} {why}"
+        else:
+            why = f"{_written(began, update, pending.step)} {why}"
+            # What an optimizer keeps of gradients was bad, too: the update has brought it.
+            written = update if began.row.state else None
     ranks = sum(other.bad for other in pending.ranks.values())
     named = tensors.names if tensors is not None else []
     own = began is None and subject.kind == "tensor"
@@ -71,6 +78,8 @@ def origin_finding(
     elif subject.kind == "loss" and evidence.loss is None:
         what = f"all {bad} gradients{where} became non-finite at once, so it started in the loss"
     reason = f"{what} at step {pending.step}"
+    if written is not None:
+        reason += f": the update of {_steps(written, pending.step)} wrote it"
     if further:
         reason += f"; {further} {'more ' if own else ''}tensors followed"
     if ranks > 1:
@@ -79,9 +88,10 @@ def origin_finding(
         subject=subject,
         branch=branch,
         reason=reason,
-        first_step=pending.step,
+        first_step=pending.step if written is None else written,
         first_rank=rank,
         onset_ms=pending.opened_ms,
+        remedy=None if update is None else _remedy(update, pending.step),
         facts=(*_bad_row(began), *_facts(evidence, tensors, ranks)),
         series=rank_series.series(f"loss of rank {rank_series.rank}")
         if rank_series.steps
@@ -202,6 +212,47 @@ def _forward(began: Origin, step: int) -> str:
     if began.is_first:
         why += " No earlier module was captured: its input or its weights may be bad, too."
     return why
+
+
+def _update_before(pending: Pending, rank_series: RankSeries) -> int | None:
+    """The last step before the bad one whose loss is known to be finite: the weights were, too, so
+    that what is bad in them has come with or after its update. None: there is none.
+    """
+    before = [
+        step
+        for step, loss in zip(rank_series.steps, rank_series.values, strict=True)
+        if step < pending.step and math.isfinite(loss)
+    ]
+    return max(before, default=None)
+
+
+def _steps(update: int, step: int) -> str:
+    """The steps whose updates may have written a weight that is bad in that step."""
+    return f"step {update}" if update == step - 1 else f"one of the steps {update} to {step - 1}"
+
+
+def _written(began: Origin, update: int, step: int) -> str:
+    """How a weight that was finite in step `update` can be bad in this step."""
+    steps = _steps(update, step)
+    why = f"It was bad before the forward pass of step {step}, and the loss of step {update} was"
+    if began.row.state:
+        why += " finite. What the optimizer keeps of its gradients is bad, too: most probably the"
+        why += f" gradient of {steps} was not finite:"
+    else:
+        why += (
+            f" finite: the update of {steps} or the program changed it. If it was the update, the"
+        )
+        why += " gradient was not finite:"
+    return f"{why} that of a square root, a norm or a division at 0 is not, while the loss is."
+
+
+def _remedy(update: int, step: int) -> str:
+    steps = _steps(update, step)
+    return (
+        f"Go back to a checkpoint from before the update of {steps}, and check the batch of that "
+        "step, not the one after it: square roots, norms, divisions and logarithms at 0, whose "
+        "gradient is not finite (add a small number inside of them), and the learning rate."
+    )
 
 
 def _bad_row(began: Origin | None) -> tuple[Fact, ...]:

@@ -30,6 +30,8 @@ class BadRow:
     order: int
     nans: int
     infs: int
+    state: int = 0
+    """Of a weight: numbers of its optimizer's state that are not finite."""
 
 
 @dataclass(slots=True)
@@ -53,6 +55,7 @@ class Sight:
             nans = frame.count("nonfinite")
         if nans is None:
             return
+        state = frame.count("state_nonfinite")
         total = nans if infs is None else nans + infs
         for i in np.flatnonzero(total)[: _NAMES - len(self.bad)].tolist():
             self.bad.append(
@@ -62,6 +65,7 @@ class Sight:
                     i if order is None else int(order[i]),
                     int(nans[i]),
                     0 if infs is None else int(infs[i]),
+                    0 if state is None else int(state[i]),
                 )
             )
 

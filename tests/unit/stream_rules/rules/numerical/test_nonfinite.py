@@ -565,6 +565,37 @@ def test_a_weight_that_the_forward_pass_met_comes_before_what_it_made() -> None:
     assert issue.evidence.followed == 3
 
 
+@pytest.mark.parametrize(
+    ("state", "first_step", "words"),
+    [
+        pytest.param(7, 4, "most probably the gradient of step 4 was not finite", id="its average"),
+        pytest.param(0, 5, "the update of step 4 or the program changed it", id="not known"),
+    ],
+)
+def test_the_update_before_a_bad_weight_is_named(state: int, first_step: int, words: str) -> None:
+    run = started()
+    healthy(run, range(5))
+    run.add(
+        TensorFrame(
+            origin=run.origin(),
+            step=5,
+            collection="weights",
+            rows=("body.weight",),
+            columns=(),
+            values=np.zeros((1, 0), np.float32),
+            count_columns=("numel", "nans", "infs", "order", "state_nonfinite"),
+            counts=np.array([[100, 1, 0, 3, state]], np.uint64),
+        )
+    )
+    bad_loss(run, 5)
+    run.tensors(5, "weights", ROWS, nans=dict.fromkeys(ROWS, 1))
+    issue = found(run, first_step)
+    assert (issue.branch, issue.first_step) == ("weight", first_step)
+    assert ("the update of step 4 wrote it" in issue.reason) == bool(state)
+    assert words in issue.evidence.explanation
+    assert "check the batch of that step, not the one after it" in issue.remedy
+
+
 @pytest.mark.parametrize("origin", [0, 1])
 def test_what_the_user_logs_between_the_tables_of_a_bad_step_hides_no_rank(origin: int) -> None:
     run = started(world_size=2)
