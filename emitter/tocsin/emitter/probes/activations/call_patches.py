@@ -79,7 +79,7 @@ class ModuleCallObserver:
         """Run `on_call` isolated. Raises nothing."""
         current.isolation.run(self.probe, self.on_call, module, args, output)
         if self.probe in current.isolation.off:
-            self.stop()
+            current.isolation.run("clean-up", self.stop)
 
     def traced(self, result: object, args: tuple[object, ...]) -> None:
         """A compiler traces a call."""
