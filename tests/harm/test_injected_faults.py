@@ -40,6 +40,7 @@ OUTSIDE = frozenset(
         "emitter.training.session.Session.__init__",
         "emitter.training.session.Session._watch_the_end",
         "emitter.training.session.Session._watch_the_end_of_a_child",
+        "emitter.training.session._set_quit",
         "emitter.training.session.Session.end",
         "emitter.hooks.state.Hooks.check",
         "emitter.training.training.Training.check",
