@@ -10,12 +10,15 @@ Imports nothing of the compiler.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Final
 
 import torch
+
+from tocsin.emitter.process.transparent_frames import follow_codes
 
 _done: Final[set[str]] = set()
 
@@ -25,6 +28,7 @@ def leave_uncompiled() -> None:
     mark = _marker(recursive=False)
     if mark is None:
         return
+    follow_codes(mark)
     for name, module in list(sys.modules.items()):
         if name not in _done and name.startswith("tocsin."):
             _done.add(name)
@@ -41,6 +45,7 @@ def leave_uncompiled_with_callees(*functions: Callable[..., object]) -> None:
         mark(function.__code__)
 
 
+@functools.cache
 def _marker(*, recursive: bool) -> Callable[[CodeType], object] | None:
     """What marks a code object in this PyTorch; None: nothing does."""
     frames = torch._C._dynamo.eval_frame

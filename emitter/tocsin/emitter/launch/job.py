@@ -251,7 +251,11 @@ class Job:
             if terminal.is_ours():
                 terminal.lend(self.group)
             if terminal.is_lent(self.group):  # perhaps since it has asked
+                # A Ctrl-Z that has come since it was stopped waits, and SIGCONT discards it.
+                again = process_group.is_pending(self.pid, signal.SIGTSTP)
                 process_group.signal_group(self.group, signal.SIGCONT)
+                if again:
+                    process_group.signal_group(self.group, signal.SIGTSTP)
                 return
         if handlers is None or number == signal.SIGSTOP:
             return

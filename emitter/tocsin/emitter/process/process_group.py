@@ -8,6 +8,7 @@ zombie.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -52,6 +53,18 @@ def signal_group(group: int, number: signal.Signals) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
+
+
+def is_pending(pid: int, number: signal.Signals) -> bool:
+    """Whether a process was sent that signal and has not acted on it; False where nothing tells."""
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/status") as status:
+        for line in status:
+            if (
+                line.startswith(("SigPnd:", "ShdPnd:"))
+                and int(line.split()[1], 16) >> (number - 1) & 1
+            ):
+                return True
+    return False
 
 
 def signal_process(pid: int, number: signal.Signals) -> bool:

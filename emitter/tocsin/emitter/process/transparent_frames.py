@@ -22,6 +22,9 @@ _codes: Final[dict[int, tuple[CodeType, CodeType]]] = {}
 all functions that are made of it."""
 
 
+_followers: Final[list[Callable[[CodeType], object]]] = []
+
+
 def transparent(function: F) -> F:
     """Have warnings pass over the frames of this function, as far as they count levels."""
     plain: Any = function
@@ -29,8 +32,20 @@ def transparent(function: F) -> F:
     known = _codes.get(id(code))
     if known is None:
         known = _codes[id(code)] = code, code.replace(co_filename=code.co_filename + _MARK)
+        for follower in _followers:
+            follower(known[1])
     plain.__code__ = known[1]
     return function
+
+
+def follow_codes(follower: Callable[[CodeType], object]) -> None:
+    """Call it with the code of each such function, now and whenever there is another: nobody finds
+    it by the `def`. One that is a follower already is not added again.
+    """
+    if follower not in _followers:
+        _followers.append(follower)
+        for _, code in list(_codes.values()):
+            follower(code)
 
 
 def leave_traceback(error: BaseException) -> None:

@@ -563,8 +563,9 @@ def test_a_debugger_works_at_the_terminal(tmp_path: Path) -> None:
 def test_ctrl_z_suspends_and_fg_goes_on(tmp_path: Path) -> None:
     shell = prompting(tmp_path)
     line = " ".join(command_line(tmp_path, "sh", "-c"))
-    shell.sendline(f"{line} 'echo ready; read x; echo got $x'")
-    shell.expect("ready\r")  # of the job: the shell shows the line, too
+    # What the job prints is not in the line, which the shell shows, too, wrapped somewhere.
+    shell.sendline(f"{line} 'printf %s%s\\n re ady; read x; echo got $x'")
+    shell.expect("ready")
     shell.sendcontrol("z")
     shell.expect("Stopped")
     shell.sendline("echo shell is back")
@@ -588,11 +589,11 @@ def test_a_ctrl_z_while_the_terminal_is_being_lent_stands(tmp_path: Path) -> Non
         "Terminal._set = lambda *given: (lend(*given), time.sleep(2)); "
         "sys.exit(main(sys.argv[1:]))"
     )
-    job = ["sh", "-c", "echo ready; read x; echo got $x"]
+    job = ["sh", "-c", "printf '%s%s\\n' re ady; read x; echo got $x"]
     line = shlex.join([sys.executable, "-c", slowly, str(tmp_path), "--", *job])
     shell = prompting(tmp_path)
     shell.sendline(line)
-    shell.expect("ready\r")
+    shell.expect("ready")
     shell.sendcontrol("z")
     shell.expect("Stopped")
     shell.sendline("fg")

@@ -154,7 +154,7 @@ def test_each_loss_says_when_it_stands_still() -> None:
         ("info", "train"),
         ("info", "validation"),
     ]
-    assert "has not improved for 10 evaluations" in issues[1].reason
+    assert "has not improved by 1 % for 10 evaluations" in issues[1].reason
 
 
 @pytest.mark.parametrize(
