@@ -2,7 +2,7 @@
 
 It is wedged in one of two ways: the event loop or the rule thread hangs, so that no round ends; or
 rounds end, but the consumer returns nothing although there is more to read. (A consumer that never
-gets into its group again is told to join with another client: see `tocsin.bus.kafka.consumer`.)
+gets into its group again raises FencedMember: see `tocsin.bus.kafka.consumer`.)
 """
 
 from __future__ import annotations

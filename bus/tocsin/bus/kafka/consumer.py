@@ -23,13 +23,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 
 from tocsin.bus.kafka.clients import KafkaReader, RequireTopics, flattened
 from tocsin.bus.kafka.errors import translated
-from tocsin.bus.port import (
-    AssignmentListener,
-    FencedMember,
-    Partition,
-    Record,
-    UnknownTopic,
-)
+from tocsin.bus.port import AssignmentListener, FencedMember, Partition, Record, UnknownTopic
 
 SESSION_S: Final = 10.0
 """After so long without a heartbeat a member is dead, and its partitions go to others."""

@@ -21,7 +21,6 @@ _codes: Final[dict[int, tuple[CodeType, CodeType]]] = {}
 """The code of each `def` that was given a name before, by its id, and what it has become: one for
 all functions that are made of it."""
 
-
 _followers: Final[list[Callable[[CodeType], object]]] = []
 
 

@@ -313,9 +313,9 @@ def _parse(raw: Plain, problems: list[Problem], registry: SectionRegistry) -> Co
         return Config()
     for key in raw:
         if key not in Config.model_fields:
-            hint = did_you_mean(key, Config.model_fields)
-            if key in DefaultsConfig.model_fields:
-                hint = f"defaults: {{{key}: …}}"
+            of_defaults = key in DefaultsConfig.model_fields
+            near = None if of_defaults else did_you_mean(key, Config.model_fields)
+            hint = f"defaults: {{{key}: …}}" if of_defaults else near
             message = f"unknown section {quoted(key)}"
             # It may be a section of secrets whose name was mistyped.
             problems.append(

@@ -61,8 +61,8 @@ momentum contrast, the loss of a healthy run rises from 0.06 to 4.1, where a gue
 the cost of a guess is then the minimum scale: a loss that is not worse than a guess has not
 diverged.
 
-If the first three losses all exceed three times the cost of a guess, the loss is not a plain cross-
-entropy: it is summed, or has extra terms (as in detectors). The cost of a guess is then not a
+If the first three losses all exceed three times the cost of a guess, the loss is not a plain
+cross-entropy: it is summed, or has extra terms (as in detectors). The cost of a guess is then not a
 reference, unless the first loss is about that cost times the micro-batches of a step: a program
 that accumulates gradients and does not divide its losses. Of 47 recorded classifiers, the highest
 started at 1.02 times a guess, except for three with corrupted initial weights. A variational

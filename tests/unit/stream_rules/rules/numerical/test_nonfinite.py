@@ -543,21 +543,27 @@ def test_clipping_makes_all_gradients_of_one_that_is_bad() -> None:
     assert "clipped" in issue.evidence.explanation
 
 
-def test_a_weight_that_the_forward_pass_met_comes_before_what_it_made() -> None:
-    run = started()
-    healthy(run, range(5))
+def bad_weight(run: RunBuilder, step: int, **more: int) -> None:
+    """The search after a bad loss has found that this weight has a NaN; `more` counts of it."""
+    counts = {"numel": 100, "nans": 1, "infs": 0, "order": 3, **more}
     run.add(
         TensorFrame(
             origin=run.origin(),
-            step=5,
+            step=step,
             collection="weights",
             rows=("body.weight",),
             columns=(),
             values=np.zeros((1, 0), np.float32),
-            count_columns=("numel", "nans", "infs", "order"),
-            counts=np.array([[100, 1, 0, 3]], np.uint64),
+            count_columns=tuple(counts),
+            counts=np.array([[*counts.values()]], np.uint64),
         )
     )
+
+
+def test_a_weight_that_the_forward_pass_met_comes_before_what_it_made() -> None:
+    run = started()
+    healthy(run, range(5))
+    bad_weight(run, 5)
     bad_loss(run, 5)
     run.tensors(5, "weights", ROWS, nans=dict.fromkeys(ROWS, 1))
     issue = found(run, 5)
@@ -575,18 +581,7 @@ def test_a_weight_that_the_forward_pass_met_comes_before_what_it_made() -> None:
 def test_the_update_before_a_bad_weight_is_named(state: int, first_step: int, words: str) -> None:
     run = started()
     healthy(run, range(5))
-    run.add(
-        TensorFrame(
-            origin=run.origin(),
-            step=5,
-            collection="weights",
-            rows=("body.weight",),
-            columns=(),
-            values=np.zeros((1, 0), np.float32),
-            count_columns=("numel", "nans", "infs", "order", "state_nonfinite"),
-            counts=np.array([[100, 1, 0, 3, state]], np.uint64),
-        )
-    )
+    bad_weight(run, 5, state_nonfinite=state)
     bad_loss(run, 5)
     run.tensors(5, "weights", ROWS, nans=dict.fromkeys(ROWS, 1))
     issue = found(run, first_step)
