@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class HookProbes:
     """The probes that the hooks of this process call themselves, and the list of all."""
 
-    def __init__(self, isolation: Isolation, cleared: Cleared | None = None) -> None:
+    def __init__(self, isolation: Isolation, cleared: Cleared) -> None:
         self._isolation: Final = isolation
         self.checkpoints: Final = CheckpointFiles()
         self.phases: Final = StepPhases()

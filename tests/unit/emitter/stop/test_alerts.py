@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tocsin.emitter.capture.hook_probes import HookProbes
+from tocsin.emitter.model.cleared_gradients import Cleared
 from tocsin.emitter.model.optimizers import Optimizers
 from tocsin.emitter.plan.settings import CaptureSettings
 from tocsin.emitter.probes.evaluation_losses import At, EvaluationLosses
@@ -34,7 +35,7 @@ def scaler(training: Training) -> None:
 
 def other_optimizer(training: Training) -> None:
     model = torch.nn.Linear(2, 1)
-    hook_probes = HookProbes(Isolation())
+    hook_probes = HookProbes(Isolation(), Cleared())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     hook_probes.others.made_step(optimizer, [math.nan], lambda: [model], norm=False)
     training.step_at_us = 0

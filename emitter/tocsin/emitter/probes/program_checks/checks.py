@@ -68,8 +68,8 @@ class SourceChecks(Probe):
 
     name = "source checks"
 
-    def __init__(self, isolation: Isolation, cleared: Cleared | None = None) -> None:
-        """`cleared` follows the gradients of this process; None: nobody does."""
+    def __init__(self, isolation: Isolation, cleared: Cleared) -> None:
+        """`cleared` follows the gradients of this process."""
         self._isolation: Final = isolation
         self._cleared: Final = cleared
         self.losses: Final = LossInputs()
@@ -213,8 +213,7 @@ class SourceChecks(Probe):
     @property
     def _witness(self) -> torch.Tensor | None:
         """The parameter, of any shape, in which gradients are looked for, if its steps count."""
-        weight = None if self._cleared is None else self._cleared.witness
-        optimizers = self._optimizers
+        weight, optimizers = self._cleared.witness, self._optimizers
         if weight is None or optimizers is None or gradient_thread.several:
             return None
         return weight if optimizers.primary.holds(weight) else None
@@ -226,7 +225,7 @@ class SourceChecks(Probe):
 
     def _stepped_after_skips(self, step: int, iterator: object | None) -> None:
         weight, training = self._witness, self._training
-        if weight is None or training is None or iterator is None or self._cleared is None:
+        if weight is None or training is None or iterator is None:
             return
         self._discarded.stepped(step, weight, iterator, kept=self._cleared.keeps_left)
         self._report_discarded(training, step)
