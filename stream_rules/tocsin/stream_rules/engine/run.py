@@ -131,7 +131,8 @@ class RunEngine:
         at = Moment(now_ms=now_ms, run=self.state, rank=meta.rank, boot=meta.boot, seq=meta.seq)
         reported = self._cold.report(self.instances, at, fails_as=self._failing)
         reported += self._dispatch(value, at, offset, shed=shed)
-        return [*reported, *self._restart_loop(at)]
+        # What was read before the fault was saved says nothing new about it.
+        return reported if known else [*reported, *self._restart_loop(at)]
 
     def _leaves_out(self, frame: TensorFrame, *, known: bool) -> bool:
         shedding = self.state.shedding
