@@ -180,14 +180,17 @@ class World:
             await producer.publish([record(Partition(spec.name, 0), b"roll", b"on")])
             await producer.close()
 
-    async def expire(self, bus: Bus, partition: Partition, before: int) -> None:
+    async def expire(
+        self, bus: Bus, partition: Partition, before: int, *, retention_ms: int = 3_600_000
+    ) -> None:
         """Drop the records below that offset, as retention does when their time is over."""
         if isinstance(bus, EmbeddedBus):
             reader = await bus.reader({partition: EARLIEST})
-            records = await collect(reader, before + 1)
+            end = (await reader.ends([partition]))[partition]
+            times = [one.append_ms for one in await collect(reader, end)]
             await reader.close()
-            oldest_kept = records[before].append_ms
-            await bus.maintain(1_000, oldest_kept + 3_600_000)
+            oldest_kept = times[before] if before < end else times[-1] + 1
+            await bus.maintain(1_000, oldest_kept + retention_ms)
         else:
             admin = await self._admin()
             try:

@@ -122,7 +122,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"rules"},
         {"catalogue"},
         {"engine"},
-        {"testing", "custom"},
+        {"testing", "custom", "fair_shares"},
         {"service"},
     ),
     "actions": (

@@ -28,6 +28,7 @@ from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.offsets import Offsets, Positions
 from tocsin.runtime.restore import Restored, read_whole
+from tocsin.runtime.second_reader import SecondReader, SecondReading
 from tocsin.runtime.service import Service
 from tocsin.runtime.standby import NewestRecords, Standby
 from tocsin.schemas.topics import ALL_RUNS, Topics, telemetry_partition
@@ -94,6 +95,8 @@ class Wiring:
         self._refetch: dict[Partition, int] = {}
         self._to_check: frozenset[Partition] = frozenset()
         self._checked: dict[Partition, int] = {}
+        self.second: Final = SecondReader(bus)
+        """What is to be read a second time, and what came of it."""
         self._polls: dict[str, asyncio.Task[Sequence[Record]]] = {}
         self._emptied = False
         # Input partition numbers whose state is being read.
@@ -141,6 +144,11 @@ class Wiring:
         full = len(self._followed) >= self._max_records
         if "followed" not in self._polls and self._follower is not None and not full:
             self._poll("followed", self._follower)
+        if self.second.outdated:
+            await self._stop_poll("again")
+            await self.second.open()
+        if "again" not in self._polls and self.second.ready:
+            self._poll("again", self.second)
 
     async def wait(self, nudged: asyncio.Event, *, timeout_s: float) -> None:
         """Until there are records, a nudge, or the time is up. Raises BusUnavailable."""
@@ -165,6 +173,8 @@ class Wiring:
             elif name == "input":
                 self.polled = True
                 self._keep(task.result())
+            elif name == "again":
+                self.second.keep(task.result())
             else:
                 self._followed += task.result()
         if error is not None:
@@ -414,6 +424,9 @@ class Wiring:
         """Give the place in the group up; the producer stays."""
         await self._stop_poll("input")
         await self._stop_poll("followed")
+        await self._stop_poll("again")
+        self.second.want(SecondReading())
+        await self.second.close()
         parts = [part for part in (self.consumer, self._follower) if part is not None]
         self.consumer = self._follower = None
         self.records, self._followed = [], []
@@ -445,7 +458,7 @@ class Wiring:
             or record.key.startswith(b"%s/" % ALL_RUNS.encode())
         ]
 
-    def _poll(self, name: str, reader: Reader) -> None:
+    def _poll(self, name: str, reader: Reader | SecondReader) -> None:
         self._polls[name] = asyncio.create_task(
             reader.poll(timeout_s=_POLL_S, max_records=self._max_records),
             name=f"tocsin-{self._service.name}-{name}",

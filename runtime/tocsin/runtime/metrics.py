@@ -42,6 +42,9 @@ RULE_SECONDS: Final = "tocsin_rule_seconds_total"
 ROWS: Final = "tocsin_rows_total"
 QUARANTINES: Final = "tocsin_quarantines_total"
 SHED: Final = "tocsin_shed_summaries_total"
+LARGEST_SHARE: Final = "tocsin_largest_run_share"
+POSTPONED_RUNS: Final = "tocsin_postponed_runs"
+POSTPONED_SECONDS: Final = "tocsin_postponed_lag_seconds"
 RANKS: Final = "tocsin_ranks"
 RUN_SECONDS: Final = "tocsin_run_seconds"
 SAVED_HOURS: Final = "tocsin_saved_device_hours_total"
@@ -129,6 +132,20 @@ METRICS: Final[Mapping[str, Metric]] = {
         "Summaries of tensors that were not judged, because the worker could not keep up, by tier: "
         "2 first, then 1",
         "tier",
+    ),
+    LARGEST_SHARE: Metric(
+        "gauge",
+        "Share of the rules' time that the run with the largest had in the last window of 10 s, of "
+        "the runs that are not postponed: 0 to 1",
+        (),
+    ),
+    POSTPONED_RUNS: Metric(
+        "gauge",
+        "Runs that are read later than the others, because they send more than the worker can read",
+        (),
+    ),
+    POSTPONED_SECONDS: Metric(
+        "gauge", "How far the last of the postponed runs is behind, in seconds; else 0", ()
     ),
     RANKS: Metric(
         "gauge",

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.runtime.leased_runs import HoldLimit, Skip
+from tocsin.runtime.second_reader import ReadAgain, SecondReading
 from tocsin.schemas.errors import RecordError, TocsinError
 
 
@@ -153,6 +154,14 @@ class Service(Protocol):
     def consult(self, records: Sequence[Record]) -> None:
         """Records of an input's topic that are followed: to know, not to be worked on. Before
         `apply`; one of the service's own partitions comes to both."""
+        return None
+
+    def second_reading(self) -> SecondReading:
+        """Which owned partitions are to be read a second time, for what `apply` has passed over."""
+        return SecondReading()
+
+    def read_again(self, again: ReadAgain) -> None:
+        """This was; the next `apply` works on it."""
         return None
 
     def outputs(self) -> Sequence[Outgoing]:

@@ -30,6 +30,7 @@ from tocsin.runtime.dead_letters import DeadLetterLimits, DeadLetters
 from tocsin.runtime.leased_runs import Skip, SkippedRuns
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.offsets import Positions
+from tocsin.runtime.second_reader import ReadAgain
 from tocsin.runtime.service import Attachment, Poison, Service, StartOver, Tick
 from tocsin.runtime.testing import no_crash
 from tocsin.runtime.watchdog import CHECK_INTERVAL_MS, Progress, WedgedConsumer
@@ -323,6 +324,7 @@ class Worker:
             # Before one of their records is left out: their states are whole up to here.
             await self.in_thread(self._service.lost, lost)
         records, beside = self._wiring.drain()
+        again = self._wiring.second.drain()
         if records:
             self._crash("polled")
         self._bus_clock.observe(records, now_ms)
@@ -342,11 +344,11 @@ class Worker:
         if ends:
             self._wiring.check_positions(self._count_lag(ends))
         fresh = [*self._skipped.released(), *fresh]
-        if records or fresh or moved:
+        if records or fresh or moved or self._wiring.second.wanted:
             self._checkpoints.changed(now_ms)
         nudged = self._nudged.is_set()
         self._nudged.clear()
-        if fresh or beside or due or nudged:
+        if fresh or beside or again.records or again.reached or due or nudged:
             proves = due and self._bus_clock.known(now_ms)
             caught_up = self._positions.caught_up(ends, now_ms, ahead_ms=ahead_ms) if proves else {}
             was_away = self._was_away and bool(fresh)
@@ -354,13 +356,14 @@ class Worker:
             owned = self._positions.numbers()
             tick = Tick(now_ms, owned, caught_up, was_away=was_away, lag_ms=lag_ms)
             started = time.perf_counter()
-            poison, outputs = await self.in_thread(self._apply, fresh, beside, tick)
+            poison, outputs = await self.in_thread(self._apply, fresh, beside, again, tick)
             took_s = time.perf_counter() - started
             self._count(names.APPLY_SECONDS, took_s)
             self.metrics.observe(names.ROUND, took_s, service=self._service.name)
             self._count(names.RECORDS, len(fresh))
             self._checkpoints.add([*outputs, *self._letters.bury(poison, now_ms)])
             self._letters.check(fresh, poison, now_ms)
+            self._wiring.second.want(self._service.second_reading().within(owned))
             self._crash("applied")
         if self._checkpoints.is_due(now_ms):
             await self._checkpoint()
@@ -371,11 +374,16 @@ class Worker:
         self._timer_ms = timer
 
     def _apply(
-        self, fresh: Sequence[Record], beside: Sequence[Record], tick: Tick
+        self,
+        fresh: Sequence[Record],
+        beside: Sequence[Record],
+        again: ReadAgain,
+        tick: Tick,
     ) -> tuple[Sequence[Poison], Sequence[Outgoing]]:
         consulted = [r for r in beside if r.partition.topic in self._service.inputs]
         if consulted:
             self._service.consult(consulted)
+        self._service.read_again(again)
         followed = [r for r in beside if r.partition.topic not in self._service.inputs]
         poison = self._service.apply([*fresh, *followed], tick)
         return poison, self._service.outputs()

@@ -17,6 +17,7 @@ from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.runtime import metrics as names
 from tocsin.runtime.leased_runs import HoldLimit
 from tocsin.runtime.metrics import Metrics
+from tocsin.runtime.second_reader import ReadAgain, SecondReading
 from tocsin.runtime.service import Attachment, Poison, Service, Tick
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.errors import ConfigurationError, RecordError
@@ -41,6 +42,7 @@ from tocsin.stream_rules.engine.run import RUN_KEY, Earlier, RunEngine
 from tocsin.stream_rules.engine.run_accounts import RunAccounts
 from tocsin.stream_rules.engine.run_view import run_view
 from tocsin.stream_rules.engine.saved_states import SavedStates
+from tocsin.stream_rules.fair_shares import FairShares
 from tocsin.stream_rules.rules.about_rules.rule_failed import RuleFailed
 
 logger = logging.getLogger(__name__)
@@ -112,7 +114,14 @@ class RulesService(Service):
         self._nudge: Callable[[], None] = _nobody
         self._views: Final = PublishedViews(topics.runs)
         self._accounts: Final = RunAccounts(self._metrics)
-        self._fairness: Final = fairness or Fairness()
+        self._shares: Final = FairShares(
+            self.engine,
+            fairness or Fairness(),
+            telemetry=topics.telemetry,
+            wall_s=self._times.wall_s,
+            metrics=self._metrics,
+            nudge=lambda: self._nudge(),
+        )
 
     def use(self, specs: Sequence[RuleSpec]) -> None:
         """Give these rules to new incarnations; in the worker's thread. Custom ones stay the same
@@ -127,7 +136,7 @@ class RulesService(Service):
     def attached(self, to: Attachment) -> None:
         # A run that another process may have is taken up only once a record of it comes here;
         # else at once, so that its timers go on though it is silent.
-        self._adopt = to.skip is None
+        self._adopt = self._shares.may_postpone = to.skip is None
         self._nudge = to.nudge
         if self._customs is not None:
             self._customs.attached(to.nudge, keep=not self._adopt)
@@ -187,7 +196,7 @@ class RulesService(Service):
         if self._customs is not None:
             self._customs.release(partitions)
         self._accounts.release(partitions)
-        self._fairness.release(frozenset(partitions))
+        self._shares.release(partitions)
         gone = frozenset(partitions)
         self._waiting = deque(one for one in self._waiting if one[0] not in gone)
         self._stale = [one for one in self._stale if one[0] not in gone]
@@ -266,7 +275,7 @@ class RulesService(Service):
                 telemetry.append(record)
             elif not self.engine.has(record.partition.number, record.key.partition(b"/")[0]):
                 self._saved.apply(record.partition.number, record)
-        began_s = self._times.wall_s()
+        began_s = round_s = self._times.wall_s()
         for record in telemetry:
             number = record.partition.number
             run_id = record.key.decode(errors="replace")
@@ -284,11 +293,13 @@ class RulesService(Service):
             except RecordError as error:
                 poison.append(Poison(record, error))
             ended_s = self._times.wall_s()
-            self._fairness.spent((number, run_id), ended_s - began_s)
+            self._shares.spent((number, run_id), ended_s - began_s)
             began_s = ended_s
+        reported, unusable = self._shares.catch_up(tick, began_s - round_s)
+        self._reported += reported
+        poison += unusable
         self._adopt_waiting()
-        if self._fairness.round(tick.now_ms, tick.lag_ms):
-            self._be_fair(tick.now_ms)
+        self._shares.decide(tick)
         for number, caught_up in tick.caught_up.items():
             if number in tick.owned:
                 self._reported += self.engine.tick(
@@ -298,26 +309,11 @@ class RulesService(Service):
             self._reported += self._customs.exchange(tick, self.engine)
         return poison
 
-    def _be_fair(self, now_ms: int) -> None:
-        """Leave out what a run sends too much of, or judge it again. At the end of a round: the
-        checkpoint that this brings is made before anything of it is read."""
-        runs = {(number, run.state.run_id): run for number, _, run in self.engine.runs()}
-        alive = sum(not (run.state.ended or run.state.lost) for run in runs.values())
-        shed = {key: run.state.shedding.tiers for key, run in runs.items() if not run.expired}
-        decision = self._fairness.close(now_ms, runs=alive, shed=shed)
-        run = None if decision.run is None else runs.get(decision.run)
-        if run is None:
-            return
-        if decision.action == "shed":
-            run.shed(decision.tier, decision.why)
-        else:
-            run.evaluate_again(decision.tier)
-        logger.warning(
-            "summaries of tier %d: %s",
-            decision.tier,
-            "left out" if decision.action == "shed" else "judged again",
-            extra={"action": "rules", "run_id": run.state.run_id, "reason": decision.why},
-        )
+    def second_reading(self) -> SecondReading:
+        return self._shares.second_reading()
+
+    def read_again(self, again: ReadAgain) -> None:
+        self._shares.read_again(again)
 
     def next_due_ms(self) -> int | None:
         due = self.engine.next_due_ms()
@@ -345,7 +341,9 @@ class RulesService(Service):
             self._customs.host.close()
 
     def settled(self) -> bool:
-        return not self._waiting and (self._customs is None or self._customs.host.settled())
+        if self._waiting or not self._shares.settled():
+            return False
+        return self._customs is None or self._customs.host.settled()
 
     async def ended(self) -> None:
         await asyncio.to_thread(self.close)

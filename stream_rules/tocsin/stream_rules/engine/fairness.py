@@ -3,7 +3,8 @@
 All runs of a partition are read in one order, so what one of them costs all wait for. A worker that
 lags and spends most of its time on one run leaves summaries of this run's tensors out, those first
 that fewest rules read. Events, scalars, samples of nodes and rare tables are never left out, nor is
-a summary with NaN or Inf.
+a summary with NaN or Inf. If that is not enough, the run is postponed: the others go first, and it
+is read a second time, in at most as much time as the others take.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ class Load:
     """What a worker was at in one window.
 
     `lag_ms` is the least age of the records that it read; `lag_before_ms` that of the window
-    before, None: there was none. `runs` is how many runs are alive; `calm` how many windows in a
-    row were without lag.
+    before, None: there was none. `spent_s` is the time of each run that is not postponed,
+    `catch_up_s` that of all others together. `runs` is how many runs are alive and not postponed;
+    `calm` how many windows in a row were without lag.
     """
 
     took_ms: int
@@ -56,44 +58,53 @@ class Load:
     spent_s: Mapping[RunKey, float]
     runs: int
     calm: int = 0
+    catch_up_s: float = 0.0
+
+    @property
+    def largest(self) -> tuple[RunKey, float] | None:
+        """The run with the most time, and its share of the time of those not postponed."""
+        if not (total := sum(self.spent_s.values())):
+            return None
+        run, spent_s = max(self.spent_s.items(), key=lambda item: (item[1], item[0]))
+        return run, spent_s / total
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`shed`: leave this tier of the run out from now on; `judge`: do so no more; `keep`: all stays
-    as it is. `why` is for people."""
+    """`shed`: leave this tier of the run out from now on; `judge`: do so no more; `postpone`: read
+    the run later than the others; `keep`: all stays as it is. `why` is for people."""
 
-    action: Literal["keep", "shed", "judge"]
+    action: Literal["keep", "shed", "judge", "postpone"]
     why: str
     run: RunKey | None = None
     tier: Tier = 0
 
 
 def decide(load: Load, shed: Mapping[RunKey, Set[Tier]], policy: FairnessPolicy) -> Decision:
-    """What changes after a window; `shed` is what is left out of which run now."""
+    """What changes after a window; `shed` is what is left out now of which run that is not
+    postponed. One that is takes part again once it has caught up."""
     if load.lag_ms <= policy.lag_ms:
         return _recovered(load, shed, policy)
     lag_s = load.lag_ms / 1000
     if load.lag_before_ms is None or load.lag_before_ms - load.lag_ms >= load.took_ms / 2:
         return Decision("keep", f"{lag_s:.0f} s behind, and catching up or just started")
-    busy_s = sum(load.spent_s.values())
-    if 1000 * busy_s < policy.busy * load.took_ms:
+    busy_s = sum(load.spent_s.values()) + load.catch_up_s
+    if 1000 * busy_s < policy.busy * load.took_ms or load.largest is None:
         return Decision("keep", f"{lag_s:.0f} s behind, but not because of the rules")
-    run, spent_s = max(load.spent_s.items(), key=lambda item: (item[1], item[0]))
-    share = spent_s / busy_s
+    run, share = load.largest
     if load.runs < 2:
         return Decision("keep", "no other run waits")
     # Twice what each of the others has on average, so that two alike are never over it.
     fair = max(policy.least_share, 2 / (load.runs + 1))
     if share <= fair:
         return Decision("keep", f"no run uses more than its share: the largest {share:.0%}")
-    tier = next((tier for tier in ORDER if tier not in shed.get(run, ())), None)
-    if tier is None:
-        return Decision("keep", "all that may be left out of the largest run is left out")
     why = (
         f"the worker was {lag_s:.0f} s behind, and this run used {share:.0%} of the time of its "
         f"rules, which {load.runs} runs share"
     )
+    tier = next((tier for tier in ORDER if tier not in shed.get(run, ())), None)
+    if tier is None:
+        return Decision("postpone", why, run)
     return Decision("shed", why, run, tier)
 
 
@@ -113,8 +124,11 @@ class Fairness:
 
     def __init__(self, policy: FairnessPolicy | None = None) -> None:
         self.policy: Final = policy or FairnessPolicy()
+        self.largest_share = 0.0
+        """What the run with the most time used of the time of all, in the last window: 0 to 1."""
         self._began_ms: int | None = None
         self._spent_s: dict[RunKey, float] = {}
+        self._catch_up_s = 0.0
         self._lag_ms: int | None = None
         self._lag_before_ms: int | None = None
         self._calm = 0
@@ -122,6 +136,10 @@ class Fairness:
     def spent(self, run: RunKey, seconds: float) -> None:
         """A record of the run took the rules so long."""
         self._spent_s[run] = self._spent_s.get(run, 0.0) + seconds
+
+    def spent_on_postponed(self, seconds: float) -> None:
+        """Records of runs that are postponed took the rules so long."""
+        self._catch_up_s += seconds
 
     def round(self, now_ms: int, lag_ms: int | None) -> bool:
         """A round has ended, whose oldest record was so old when it was read; None: there was none.
@@ -133,7 +151,8 @@ class Fairness:
         return now_ms - self._began_ms >= self.policy.window_ms
 
     def close(self, now_ms: int, *, runs: int, shed: Mapping[RunKey, Set[Tier]]) -> Decision:
-        """End the window: what changes now. `runs` are alive."""
+        """End the window: what changes now. `runs` are alive and not postponed; `shed` is of the
+        same."""
         lag_ms = self._lag_ms or 0
         self._calm = self._calm + 1 if 2 * lag_ms < self.policy.lag_ms else 0
         load = Load(
@@ -143,11 +162,13 @@ class Fairness:
             spent_s=self._spent_s,
             runs=runs,
             calm=self._calm,
+            catch_up_s=self._catch_up_s,
         )
+        self.largest_share = 0.0 if load.largest is None else load.largest[1]
         decision = decide(load, shed, self.policy)
         if decision.action == "judge":
             self._calm = 0
-        self._began_ms, self._spent_s = now_ms, {}
+        self._began_ms, self._spent_s, self._catch_up_s = now_ms, {}, 0.0
         self._lag_before_ms, self._lag_ms = lag_ms, None
         return decision
 

@@ -3,6 +3,9 @@
 Time is append time: each partition's clock is the highest that was seen there. `apply` first fires
 every timer that is due by the record's append time, live as in replay; `tick` is the same for a
 live worker that can prove that it has read everything up to a time.
+
+A run that is postponed has a clock and an offset of its own: `apply` passes its records over, and
+`catch_up` applies them when they are read again, until it has reached the others.
 """
 
 from __future__ import annotations
@@ -66,6 +69,10 @@ class PartitionEngine:
         self.references = References(named)
         """What is known of the runs that rules compare others with."""
         self._partitions: dict[int, PartitionState] = {}
+        # By partition and run id: runs that are read later, each as if it had a partition alone.
+        self._postponed: dict[tuple[int, str], PartitionState] = {}
+        self.postponements = 0
+        """How often a run was postponed, or one was adopted that was."""
 
     def use(self, specs: Sequence[RuleSpec]) -> None:
         """Runs that come from now on, and the next incarnations of those here, get these rules."""
@@ -75,6 +82,7 @@ class PartitionEngine:
 
     def apply(self, record: Record, *, was_away: bool = False) -> list[Reported]:
         """Take in one telemetry record; records of one partition in the order of their offsets.
+        That of a run that is postponed is passed over.
 
         `was_away`: it is one of the first after the bus was away from a live worker, and so perhaps
         from those who write to it: silence before it proves nothing yet.
@@ -92,6 +100,14 @@ class PartitionEngine:
             # Those before were appended before the outage, and had only not been read.
             state.back_ms, state.was_away = record.append_ms, False
         reported = self._advance(state, record.append_ms, _since(state, record.append_ms))
+        if self._postponed and _key(record) in self._postponed:
+            return reported
+        return self._apply_or_report(state, record, reported)
+
+    def _apply_or_report(
+        self, state: PartitionState, record: Record, reported: list[Reported]
+    ) -> list[Reported]:
+        """As `_apply`; with an error go the issues that timers have found before."""
         try:
             self._apply(state, record, reported)
         except RecordError as error:
@@ -119,6 +135,77 @@ class PartitionEngine:
         dues = [top for state in self._partitions.values() if (top := _top(state)) is not None]
         return min(dues, default=None)
 
+    # -- runs that are postponed -----------------------------------------------------------
+
+    def postpone(self, partition: int, run_id: str, why: str) -> bool:
+        """Read this run later than the others, from here on. False: not yet, as its state was saved
+        with more records than were read since, and cannot be saved again before they are."""
+        state = self._partitions[partition]
+        run = state.runs[run_id]
+        if run.covers > state.next_offset:
+            return False
+        del state.runs[run_id]
+        state.due.pop(run_id, None)
+        run.postpone(why)
+        self._set_apart(partition, run, state.next_offset, state.clock_ms)
+        return True
+
+    def _set_apart(self, partition: int, run: RunEngine, next_offset: int, clock_ms: int) -> None:
+        run_id = run.state.run_id
+        apart = PartitionState(clock_ms=clock_ms, next_offset=next_offset, runs={run_id: run})
+        _schedule(apart, run_id)
+        self._postponed[partition, run_id] = apart
+        self.postponements += 1
+
+    def postponed(self) -> Mapping[tuple[int, str], PartitionState]:
+        """The runs that are postponed, by partition and run id, each with its offset and clock."""
+        return self._postponed
+
+    def catch_up(self, record: Record) -> list[Reported]:
+        """Take in a record that is read again, for those that are postponed. Raises RecordError, as
+        `apply`."""
+        number, key = record.partition.number, _key(record)
+        main = self._partition(number)
+        reported: list[Reported] = []
+        mine: PartitionState | None = None
+        for (partition, run_id), state in self._postponed.items():
+            if partition != number or record.offset < state.next_offset:
+                continue
+            if record.offset >= main.next_offset:
+                # What was between is not in the log any more.
+                state.next_offset = main.next_offset
+                continue
+            state.next_offset = record.offset + 1
+            # Others' records show that time goes by, as they do for a run that is not postponed.
+            since_ms = _since(main, record.append_ms)
+            reported += self._advance(state, record.append_ms, since_ms)
+            if key == (partition, run_id):
+                mine = state
+        return reported if mine is None else self._apply_or_report(mine, record, reported)
+
+    def skip_to(self, partition: int, offset: int) -> None:
+        """Postponed runs of a partition go on at `offset`: the log has nothing else before it."""
+        main = self._partition(partition)
+        for (number, _), state in self._postponed.items():
+            if number == partition:
+                state.next_offset = max(state.next_offset, min(offset, main.next_offset))
+
+    def rejoin(self) -> list[RunEngine]:
+        """End the postponement of the runs that have caught up with the others; returns these."""
+        caught_up = [
+            (number, run_id)
+            for (number, run_id), state in self._postponed.items()
+            if state.next_offset >= self._partition(number).next_offset
+        ]
+        runs = []
+        for number, run_id in caught_up:
+            run = self._postponed.pop((number, run_id)).runs[run_id]
+            self._partitions[number].runs[run_id] = run
+            run.rejoin()
+            _schedule(self._partitions[number], run_id)
+            runs.append(run)
+        return runs
+
     # -- state comes and goes --------------------------------------------------------------
 
     def adopt(
@@ -132,10 +219,17 @@ class PartitionEngine:
         state = self._partition(partition)
         run = RunEngine(run_id, self._specs, self.references, self._times)
         run.restore(snapshots)
-        state.runs[run_id] = run
         state.next_offset = max(state.next_offset, next_offset)
-        times = [s.saved_at_ms for s in snapshots.values() if s.next_offset <= next_offset]
-        state.clock_ms = max([state.clock_ms, *times])
+
+        def saved_ms(offset: int) -> int:
+            times = (s.saved_at_ms for s in snapshots.values() if s.next_offset <= offset)
+            return max(times, default=0)
+
+        if run.state.postponed:
+            self._set_apart(partition, run, run.covers, saved_ms(run.covers))
+            return run
+        state.runs[run_id] = run
+        state.clock_ms = max(state.clock_ms, saved_ms(next_offset))
         _schedule(state, run_id)
         return run
 
@@ -143,17 +237,22 @@ class PartitionEngine:
         """Drop all state of these partitions."""
         for number in partitions:
             self._partitions.pop(number, None)
+        for key in [key for key in self._postponed if key[0] in partitions]:
+            del self._postponed[key]
 
     def drop(self, partition: int, run_id: str) -> None:
         """Drop a run."""
+        self._postponed.pop((partition, run_id), None)
         state = self._partitions[partition]
         state.runs.pop(run_id, None)
         state.due.pop(run_id, None)
 
     def has(self, partition: int, key: bytes) -> bool:
         """Whether the run of that key is here."""
-        state = self._partitions.get(partition)
-        return state is not None and key.decode(errors="replace") in state.runs
+        state, run_id = self._partitions.get(partition), key.decode(errors="replace")
+        if (partition, run_id) in self._postponed:
+            return True
+        return state is not None and run_id in state.runs
 
     def stale_run(self, run_id: str, record: Record) -> RunEngine | None:
         """The record's run, if its state was made of another log than the record is in."""
@@ -165,15 +264,12 @@ class PartitionEngine:
 
     def reschedule(self, partition: int, run_id: str) -> None:
         """A run may have got another timer otherwise than by a record."""
-        _schedule(self._partitions[partition], run_id)
+        _schedule(self._postponed.get((partition, run_id), self._partitions[partition]), run_id)
 
     def runs(self) -> list[tuple[int, PartitionState, RunEngine]]:
-        """All runs with their partitions."""
-        return [
-            (number, state, run)
-            for number, state in self._partitions.items()
-            for run in state.runs.values()
-        ]
+        """All runs with their partitions; of one that is postponed, what is in its place."""
+        states = [*self._partitions.items(), *((key[0], s) for key, s in self._postponed.items())]
+        return [(number, state, run) for number, state in states for run in state.runs.values()]
 
     def run(self, run_id: str) -> RunEngine | None:
         """The run of that id, if it is here."""
@@ -246,6 +342,10 @@ class UnusableRecord(RecordError):
         super().__init__(str(error))
         self.error = error
         self.reported = reported
+
+
+def _key(record: Record) -> tuple[int, str]:
+    return record.partition.number, record.key.decode(errors="replace")
 
 
 def _telemetry(value: object) -> Value:

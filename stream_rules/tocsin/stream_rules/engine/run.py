@@ -155,6 +155,22 @@ class RunEngine:
         self.state.shedding.end(tier)
         self.dirty = self.urgent = True
 
+    def postpone(self, why: str) -> None:
+        """From now on the run is read later than the others. A checkpoint comes first, so that
+        whoever has it next begins with what was not read yet."""
+        self.state.postponed = why
+        self.dirty = self.urgent = True
+
+    def rejoin(self) -> None:
+        """End the postponement: the run has caught up with the others."""
+        self.state.postponed = ""
+        self.dirty = self.urgent = True
+
+    @property
+    def covers(self) -> int:
+        """The offset of the first record that was not applied when the run's state was saved."""
+        return self._covers
+
     def _release(self, data: RuleReleased, offset: int) -> None:
         """A person has the rule tried again; it begins without a memory, and reports that."""
         if data.incarnation != self.state.incarnation or self.state.ended:

@@ -131,6 +131,8 @@ class RunState:
     goodput: GoodputLedger = field(default_factory=GoodputLedger)
     planned: Outlook = field(default_factory=Outlook)
     shedding: Shedding = field(default_factory=Shedding)
+    postponed: str = ""
+    """Why the run is read later than the others of its partition; empty: it is not."""
     lagging: Annotated[int, Field(exclude=True)] = field(default=0, init=False)
     """A rank that had not reported a step when this was asked last."""
 
@@ -178,7 +180,7 @@ class RunState:
             self.past = [*self.past, self.incarnation][-_PAST:]
         fresh = RunState(run_id=self.run_id, incarnation=_identity(value)[1], past=self.past)
         fresh.started_ms = now_ms
-        fresh.looked_ms = self.looked_ms
+        fresh.looked_ms, fresh.postponed = self.looked_ms, self.postponed
         fresh.restarts = self.restarts
         if self.outcome == "completed":
             fresh.restarts = Restarts()

@@ -83,6 +83,11 @@ class RunFacts(Protocol):
         ...
 
     @property
+    def postponed(self) -> str:
+        """Why the run is read later than the others of its partition; empty: it is not."""
+        ...
+
+    @property
     def last_step(self) -> int | None:
         """The highest step of any rank."""
         ...

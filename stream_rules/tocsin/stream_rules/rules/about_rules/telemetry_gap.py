@@ -1,4 +1,4 @@
-"""`telemetry_gap`: some records of the run were lost, or were not checked.
+"""`telemetry_gap`: some records of the run were lost, were not checked, or are checked late.
 
 - dropped: the training process dropped records, because its queue was full or the bus was
   unreachable; its heartbeats count them.
@@ -7,19 +7,22 @@
   of tensors: those of most collections first, then gradients, weights, biases, updates, losses and
   checksums. Events, scalars, samples of nodes and summaries with NaN or Inf are always checked.
   Whole steps are skipped, so that ranks are still compared with each other.
+- postponed: what may be skipped was not enough. The worker reads other runs first and this one as
+  far as time is left: nothing is lost, but issues and stops of this run come late. Always a
+  warning. It resolves when the run has caught up.
 
 The first two are counted from the first record that arrives, so a run that is read from its middle
-on is not reported. All are reported once per heartbeat, as an info; as a warning if they exceed
-`percent` of the records sent in the meantime, and at least `least` records. It resolves when
-nothing was lost for `quiet`. The limits are choices: rules tolerate single missing steps, and a
-restart of the bus costs a run of minutes about one record in a hundred.
+on is not reported. The first three are reported once per heartbeat, as an info; as a warning if
+they exceed `percent` of the records sent in the meantime, and at least `least` records. They
+resolve when nothing was lost for `quiet`. The limits are choices: rules tolerate single missing
+steps, and a restart of the bus costs a run of minutes about one record in a hundred.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
@@ -35,7 +38,8 @@ from tocsin.schemas.text import share_text
 from tocsin.stream_rules.outcomes import Clear, Finding, Holds, Moment, Outcomes, fact
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, event
 
-Branch = Literal["dropped", "missing", "shed"]
+Loss = Literal["dropped", "missing", "shed"]
+POSTPONED: Final = "postponed"
 
 
 class TelemetryGapParams(Params):
@@ -68,17 +72,19 @@ class _State:
     dropped: dict[int, int] = field(default_factory=dict)
     sent: dict[int, int] = field(default_factory=dict)
     losses: dict[str, _Loss] = field(default_factory=dict)
+    postponed: bool = False
 
 
 class TelemetryGap(Rule[TelemetryGapParams, _State]):
-    """One episode each for dropped records, missing ones and those that were not judged."""
+    """One episode each for dropped records, missing ones, those that were not judged, and for the
+    time in which all are judged late."""
 
     meta = RuleMeta(
         name="telemetry_gap",
         version=1,
         family="about_rules",
         meaning="Some records of the run were dropped, did not arrive, or were left out by a "
-        "worker that could not keep up; rules did not see them.",
+        "worker that could not keep up, so rules did not see them; or they are read late.",
         severity="info",
         inputs=(event(Heartbeat), event(RunEnded), event(RunStarted)),
         available="maybe",
@@ -92,6 +98,8 @@ class TelemetryGap(Rule[TelemetryGapParams, _State]):
             "missing": "Records were sent but did not arrive.",
             "shed": "The worker could not keep up and did not judge summaries of tensors of this "
             "run, which used most of its time.",
+            POSTPONED: "The worker could not keep up and reads other runs first: issues of this "
+            "run come late.",
         },
         params=TelemetryGapParams,
         resolve_after_steps=0,
@@ -116,8 +124,31 @@ class TelemetryGap(Rule[TelemetryGapParams, _State]):
         shed = at.run.shedding.records
         yield from self._count("shed", max(0, shed - state.shed_before), at)
         state.shed_before = shed
+        yield from self._postponed(at)
 
-    def _count(self, branch: Branch, more: int, at: Moment) -> Outcomes:
+    def _postponed(self, at: Moment) -> Outcomes:
+        was, why = self.state.postponed, at.run.postponed
+        self.state.postponed = bool(why)
+        if why and was:
+            yield Holds(about=POSTPONED)
+        elif why:
+            yield Finding(
+                about=POSTPONED,
+                branch=POSTPONED,
+                subject=Subject(kind="run", name=at.run.run_id),
+                reason="the worker reads other runs first, because this one sends more than it can "
+                "read: issues of this run come late, and nothing is lost",
+                first_step=at.run.last_step,
+                first_rank=at.rank,
+                episode=f"{at.boot}/{at.seq}",
+                onset_ms=at.now_ms,
+                severity="warning",
+                explanation=why,
+            )
+        elif was:
+            yield Clear(about=POSTPONED)
+
+    def _count(self, branch: Loss, more: int, at: Moment) -> Outcomes:
         loss = self.state.losses.get(branch)
         if not more:
             if loss is None or not loss.open:
@@ -139,7 +170,7 @@ class TelemetryGap(Rule[TelemetryGapParams, _State]):
         loss.last_ms = at.now_ms
         yield self._finding(branch, loss, at)
 
-    def _finding(self, branch: Branch, loss: _Loss, at: Moment) -> Finding:
+    def _finding(self, branch: Loss, loss: _Loss, at: Moment) -> Finding:
         params = self.params
         sent = sum(self.state.sent.values())
         percent = 100 * loss.counted / max(1, sent + loss.counted)

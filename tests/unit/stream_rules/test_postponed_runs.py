@@ -1,0 +1,322 @@
+"""A run whose scalars alone are more than a worker can read: it is postponed, and loses nothing."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import pytest
+
+from tocsin.bus.port import Partition, Record
+from tocsin.runtime.second_reader import ReadAgain
+from tocsin.runtime.service import Tick
+from tocsin.schemas.records.events import Event
+from tocsin.schemas.records.issues import IssueFiring
+from tocsin.schemas.records.snapshots import Snapshot
+from tocsin.schemas.records.wire import decode, read_meta
+from tocsin.schemas.topics import Topics, telemetry_partition
+from tocsin.stream_rules.engine.configured_rules import rule_specs
+from tocsin.stream_rules.engine.episodes import Reported
+from tocsin.stream_rules.engine.fairness import Fairness, FairnessPolicy
+from tocsin.stream_rules.engine.partitions import PartitionEngine, UnusableRecord
+from tocsin.stream_rules.engine.rule_times import RuleTimes
+from tocsin.stream_rules.outcomes import Moment, Outcomes
+from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
+from tocsin.stream_rules.rules.about_rules.telemetry_gap import TelemetryGap
+from tocsin.stream_rules.rules.numerical.nonfinite import Nonfinite
+from tocsin.stream_rules.service import RulesService
+from tocsin.stream_rules.testing import START_MS, RunBuilder, only
+
+TOPICS: Final = Topics()
+NUMBER: Final = telemetry_partition("huge")
+PLACE: Final = Partition(TOPICS.telemetry, NUMBER)
+SPECS: Final = rule_specs()
+
+
+def beside(number: int) -> str:
+    """Another run on the same partition."""
+    names = (f"small-{at}" for at in range(100_000))
+    mine = (name for name in names if telemetry_partition(name) == NUMBER)
+    return [next(mine) for _ in range(number + 1)][number]
+
+
+def in_order(runs: Iterable[RunBuilder]) -> list[Record]:
+    """The records of these as one partition has them."""
+    records = sorted((r for run in runs for r in run.records), key=lambda r: r.append_ms)
+    return [replace(r, partition=PLACE, offset=at) for at, r in enumerate(records)]
+
+
+def faulty(run_id: str, dice: random.Random) -> RunBuilder:
+    """A training that goes wrong in several ways, falls silent for a while, and goes on."""
+    run = RunBuilder(run_id)
+    run.now_ms = START_MS + dice.randrange(5_000)
+    run.started()
+    at = 0
+    for part in range(6):
+        loss = dice.choice([1.0, 1.0, math.nan, 50.0])
+        run.steps(range(at, at + 15), loss=loss, gradient_norm=1.0, gradient_nonfinite=0)
+        at += 15
+        run.tensors(at, "gradients", ["a", "b"], nans={"a": dice.choice([0, 0, 2])})
+        run.heartbeat(last_step=at)
+        if part == 3 and dice.random() < 0.5:
+            run.lose(records=3)
+        run.wait(dice.choice([1, 30, 700]))
+        if dice.random() < 0.2:
+            # It starts again, perhaps with another incarnation while it is postponed.
+            run.incarnation, run.boot = f"{run_id}-{part}", f"boot-{part}"
+            run.started()
+            at = 0
+    if dice.random() < 0.5:
+        run.ended()
+    return run
+
+
+def taken_in(
+    apply: Callable[[Record], list[Reported]], record: Record, found: list[Reported]
+) -> None:
+    try:
+        found += apply(record)
+    except UnusableRecord as error:
+        found += error.reported
+
+
+class Worker:
+    """An engine beside a log, as a worker is: it dies and comes back from its last checkpoint."""
+
+    def __init__(self, records: Sequence[Record], dice: random.Random) -> None:
+        self.records, self.dice = records, dice
+        self.found: list[Reported] = []
+        self.postponed = self.caught_up = self.died = 0
+        self.engine = PartitionEngine(SPECS)
+        self.next = self.committed = 0
+        self.again: int | None = None
+        self.saved: dict[tuple[str, str], Snapshot] = {}
+
+    def run(self) -> None:
+        while self.next < len(self.records) or self.engine.postponed():
+            before = len(self.engine.postponed())
+            turn = self.dice.random()
+            if turn < 0.5 and self.next < len(self.records):
+                taken_in(self.engine.apply, self.records[self.next], self.found)
+                self.next += 1
+            elif self.engine.postponed():
+                self.read_again()
+            if turn > 0.96:
+                self.postpone()
+            elif turn > 0.90:
+                self.checkpoint(torn=turn > 0.93)
+                if turn > 0.94 or turn < 0.91:
+                    self.restart()
+                    continue
+            after = len(self.engine.postponed())
+            self.caught_up += max(0, before - after)
+
+    def read_again(self) -> None:
+        """As the worker's reader: from the lowest place of those postponed."""
+        places = [state.next_offset for state in self.engine.postponed().values()]
+        self.again = min(places) if self.again is None else self.again
+        if self.again < len(self.records):
+            taken_in(self.engine.catch_up, self.records[self.again], self.found)
+            self.again += 1
+        if self.engine.rejoin():
+            self.again = None
+            # A round of a worker ends with a checkpoint then, as the run is urgent.
+            self.checkpoint(torn=False)
+
+    def postpone(self) -> None:
+        here = [
+            run.state.run_id
+            for number, _, run in self.engine.runs()
+            if (number, run.state.run_id) not in self.engine.postponed()
+        ]
+        if here and self.engine.postpone(NUMBER, self.dice.choice(here), "a test"):
+            self.postponed += 1
+            self.again = None
+            self.checkpoint(torn=False)
+
+    def checkpoint(self, *, torn: bool) -> None:
+        """`torn`: the snapshots are written, and the offset is not."""
+        for _, state, run in self.engine.runs():
+            if not run.dirty:
+                continue
+            for one in run.snapshots(
+                next_offset=state.next_offset, clock_ms=state.clock_ms, software="", changed=True
+            ):
+                known = self.saved.get((one.run_id, one.rule))
+                if known is None or one.next_offset >= known.next_offset:
+                    self.saved[one.run_id, one.rule] = Snapshot.decode(one.encode())
+            run.dirty, run.urgent = run.waits(state.next_offset), False
+        if not torn:
+            self.committed = self.next
+
+    def restart(self) -> None:
+        self.died += 1
+        self.engine, self.next, self.again = PartitionEngine(SPECS), self.committed, None
+        for run_id in sorted({run_id for run_id, _ in self.saved}):
+            states = {rule: one for (name, rule), one in self.saved.items() if name == run_id}
+            self.engine.adopt(NUMBER, run_id, states, next_offset=self.committed)
+        if self.engine.rejoin():
+            self.checkpoint(torn=False)
+
+
+def said(found: Iterable[Reported]) -> dict[str, list[str]]:
+    """By run, the issues in their order, without repeats, and without those about postponement."""
+    issues: dict[str, dict[str, None]] = {}
+    for one in found:
+        if one.issue.branch != "postponed":
+            issues.setdefault(one.issue.run_id, {})[one.issue.model_dump_json()] = None
+    return {run: list(rows) for run, rows in issues.items()}
+
+
+@pytest.mark.parametrize("seed", [0, 1, 12, 73])
+def test_issues_are_the_same_in_whatever_order_runs_are_read_and_workers_die(seed: int) -> None:
+    dice = random.Random(seed)
+    records = in_order(faulty(name, dice) for name in ("huge", beside(0), beside(1)))
+    usual = PartitionEngine(SPECS)
+    expected: list[Reported] = []
+    for record in records:
+        taken_in(usual.apply, record, expected)
+    worker = Worker(records, dice)
+    worker.run()
+    assert worker.postponed > 2
+    assert worker.caught_up > 2
+    assert worker.died > 2
+    assert said(expected)
+    assert said(worker.found) == said(expected)
+    for _, _, run in worker.engine.runs():
+        same = usual.run(run.state.run_id)
+        assert same is not None
+        assert run.state.last_step == same.state.last_step
+        assert run.state.missing == same.state.missing
+        assert run.next_due_ms() == same.next_due_ms()
+
+
+# -- the service
+
+
+@dataclass(slots=True)
+class _Seen:
+    calls: int = 0
+
+
+class CostlySteps(Rule[Params, _Seen]):
+    """Takes a quarter of a second for each record of scalars of the huge run."""
+
+    meta = RuleMeta(
+        name="costly_steps",
+        version=1,
+        family="numerical",
+        meaning="",
+        severity="info",
+        inputs=(scalar("*", mode=None),),
+        remedy="",
+        params=Params,
+        does_not_see="",
+    )
+    state_type = _Seen
+    now_s = 0.0
+
+    def on_steps(self, frame: object, at: Moment) -> Outcomes:
+        CostlySteps.now_s += 0.25 if at.run.run_id == "huge" else 0.001
+        self.state.calls += 1
+        return ()
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    CostlySteps.now_s = 0.0
+
+
+def clock() -> float:
+    return CostlySteps.now_s
+
+
+def flood(*, seconds: int, until: int, nan_at: int) -> list[Record]:
+    """A run that sends eight records of scalars a second, which take two, for a while, and one of a
+    record a second. The loss of both is NaN from `nan_at` on."""
+    huge, small = RunBuilder("huge"), RunBuilder(beside(0))
+    huge.started()
+    small.started()
+    for second in range(seconds):
+        loss = math.nan if second >= nan_at else 1.0
+        small.now_ms = START_MS + 1_000 * second
+        small.steps([second], loss=loss)
+        for part in range(8 if second < until else 1):
+            huge.now_ms = START_MS + 1_000 * second + 125 * part
+            huge.steps([8 * second + part], loss=loss)
+        if second % 10 == 9:
+            huge.heartbeat()
+    return in_order([huge, small])
+
+
+Found = dict[tuple[str, str, str], tuple[float, IssueFiring]]
+
+
+def worked(records: Sequence[Record], policy: FairnessPolicy) -> Found:
+    """A worker that reads them as time goes by: when, seconds after the start, a branch of a rule
+    first came into a state in a run, and what it was."""
+    times = RuleTimes(clock, clock)
+    specs = (*only(CostlySteps), *only(TelemetryGap), *only(Nonfinite))
+    rules = RulesService(TOPICS, specs, times=times, fairness=Fairness(policy))
+    found: Found = {}
+    at = again = turn = 0
+    while at < len(records) or not rules.settled():
+        now_ms = START_MS + round(1_000 * CostlySteps.now_s)
+        batch = [r for r in records[at : at + 20] if r.append_ms <= now_ms]
+        at += len(batch)
+        reading = rules.second_reading()
+        if reading.turn != turn:
+            turn, again = reading.turn, reading.places.get(PLACE, again)
+        more: Sequence[Record] = ()
+        if PLACE in reading.places and not reading.paused:
+            more = [r for r in records[again : again + 20] if r.append_ms <= now_ms]
+            again += len(more)
+        if not batch and not more:
+            CostlySteps.now_s += 0.1
+        rules.read_again(ReadAgain(more, {}, turn))
+        lag_ms = now_ms - batch[0].append_ms if batch else None
+        assert rules.apply(batch, Tick(now_ms, frozenset({NUMBER}), lag_ms=lag_ms)) == []
+        for out in rules.outputs():
+            if out.partition.topic == TOPICS.issues and out.value is not None:
+                event = decode(read_meta(out.headers), out.value)
+                assert isinstance(event, Event)
+                issue = event.data
+                assert isinstance(issue, IssueFiring)
+                what = issue.branch if issue.use == TelemetryGap.meta.name else issue.use
+                key = issue.run_id, what or "", issue.state
+                found.setdefault(key, (CostlySteps.now_s, issue))
+        if rules.wants_checkpoint():
+            rules.snapshots(force=False)
+    return found
+
+
+FLOOD: Final = {"seconds": 900, "until": 300, "nan_at": 260}
+
+
+def test_the_issues_of_others_come_within_the_bound_and_the_run_loses_nothing() -> None:
+    policy, records = FairnessPolicy(), flood(**FLOOD)
+    found = worked(records, policy)
+    small_s, _ = found[beside(0), "nonfinite", "firing"]
+    # What may be left out of it is so in two windows, in vain: it has but scalars.
+    assert small_s - 260 < (policy.lag_ms + 5 * policy.window_ms) / 1000
+
+    postponed_s, issue = found["huge", "postponed", "firing"]
+    assert postponed_s < 260
+    assert issue.severity == "warning"
+    assert "issues of this run come late, and nothing is lost" in issue.reason
+    assert "this run used" in issue.evidence.explanation
+    huge_s, nan = found["huge", "nonfinite", "firing"]
+    assert huge_s > small_s + 100, "the run that is postponed pays for what it sends"
+    assert nan.first_step == 8 * 260
+    caught_up_s, _ = found["huge", "postponed", "resolved"]
+    assert caught_up_s > huge_s
+    assert CostlySteps.now_s < 1_000, "and it has caught up"
+
+
+def test_without_that_they_wait_for_all_that_the_run_sends() -> None:
+    found = worked(flood(**FLOOD), FairnessPolicy(lag_ms=10**9))
+    small_s, _ = found[beside(0), "nonfinite", "firing"]
+    assert small_s - 260 > 200
