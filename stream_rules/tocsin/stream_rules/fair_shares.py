@@ -23,6 +23,12 @@ LEAST_S: Final = 0.05
 """How long records of postponed runs are worked on in a round in which others took less, seconds;
 else as long as the others took."""
 
+LAGGING_SHARE: Final = 0.1
+"""But while the others lag, this share of what they took."""
+
+LAGGING_MS: Final = 2_000
+"""The others lag for so long after a record of them that was read late."""
+
 WAITING: Final = 500
 """So many records that were read again may wait: no more are read until there are less."""
 
@@ -55,9 +61,10 @@ class FairShares:
         self.may_postpone = True
         """Whether a run may be postponed. Where another process may serve it, its state is read
         only once a record of it comes, which may be too late for what was not read yet."""
-        # Records that were read again, of all runs of the partitions of those that are postponed:
-        # without a gap since the turn began, when none of these had got further.
-        self._again: deque[Record] = deque()
+        # Records that were read again by partition, of all its runs: without a gap since the turn
+        # began, when none of those that are postponed had got further.
+        self._again: dict[int, deque[Record]] = {}
+        self._lagged_ms: int | None = None
         self._turn = 0
         self._postponements = 0
 
@@ -108,17 +115,15 @@ class FairShares:
         _log(run_id, change, reason=decision.why)
 
     def catch_up(self, tick: Tick, took_s: float) -> tuple[list[Reported], list[Poison]]:
-        """Work on the runs that are postponed, for as long as the others took in this round."""
+        """Work on the runs that are postponed, for as long as the others took in this round. They
+        take part again once they have caught up with others that do not lag."""
+        self._note_postponements()
         reported: list[Reported] = []
         poison: list[Poison] = []
-        self._note_postponements()
+        lags = self._others_lag(tick)
         began_s = now_s = self._wall_s()
-        until_s = began_s + max(took_s, LEAST_S)
-        while self._again and now_s < until_s:
-            record = self._again.popleft()
-            if record.partition.number not in tick.owned:
-                self._restart()
-                break
+        until_s = began_s + (LAGGING_SHARE * took_s if lags else max(took_s, LEAST_S))
+        while (record := self._next(tick.owned)) is not None:
             try:
                 reported += self._engine.catch_up(record)
             except UnusableRecord as error:
@@ -127,17 +132,43 @@ class FairShares:
             except RecordError as error:
                 poison.append(Poison(record, error))
             now_s = self._wall_s()
+            if now_s >= until_s:
+                self._nudge()
+                break
         self._fairness.spent_on_postponed(now_s - began_s)
-        for run in self._engine.rejoin():
+        for run in () if lags else self._engine.rejoin():
             _log(run.state.run_id, "the run was postponed, and has caught up", reason="")
             self._restart()
         clocks_ms = [state.clock_ms for state in self._engine.postponed().values()]
         behind_ms = max(0, tick.now_ms - min(clocks_ms, default=tick.now_ms))
         self._metrics.set(names.POSTPONED_RUNS, len(clocks_ms))
         self._metrics.set(names.POSTPONED_SECONDS, behind_ms / 1000)
-        if self._again:
-            self._nudge()
         return reported, poison
+
+    def _others_lag(self, tick: Tick) -> bool:
+        if tick.lag_ms is not None and 2 * tick.lag_ms > self._fairness.policy.lag_ms:
+            self._lagged_ms = tick.now_ms
+        since_ms = self._lagged_ms
+        return since_ms is not None and 0 <= tick.now_ms - since_ms < LAGGING_MS
+
+    def _next(self, owned: Collection[int]) -> Record | None:
+        """The next record for a run that is postponed, where the others are further."""
+        for number, records in self._again.items():
+            if records and number not in owned:
+                self._restart()
+                return None
+            if not records:
+                continue
+            if records[0].offset < self._engine.next_offset(number):
+                # The next time it is another partition's turn.
+                self._again[number] = self._again.pop(number)
+                return records.popleft()
+            # All before it was read.
+            self._engine.skip_to(number, records[0].offset)
+        return None
+
+    def _waiting(self) -> int:
+        return sum(len(records) for records in self._again.values())
 
     # -- what is read again ----------------------------------------------------------------
 
@@ -148,16 +179,17 @@ class FairShares:
         for (number, _), state in self._engine.postponed().items():
             partition = Partition(self._telemetry, number)
             places[partition] = min(state.next_offset, places.get(partition, state.next_offset))
-        return SecondReading(places, paused=len(self._again) >= WAITING, turn=self._turn)
+        return SecondReading(places, paused=self._waiting() >= WAITING, turn=self._turn)
 
     def read_again(self, again: ReadAgain) -> None:
         """As `Service.read_again`."""
         if again.turn != self._turn:
             return
-        self._again += again.records
-        waiting = {record.partition for record in self._again}
-        for partition in again.reached.keys() - waiting:
-            self._engine.skip_to(partition.number, again.reached[partition])
+        for record in again.records:
+            self._again.setdefault(record.partition.number, deque()).append(record)
+        for partition, offset in again.reached.items():
+            if not self._again.get(partition.number):
+                self._engine.skip_to(partition.number, offset)
 
     def _note_postponements(self) -> None:
         """One that was postponed since then may be behind what was read for the others."""

@@ -11,6 +11,7 @@ from typing import Final
 import pytest
 
 from tocsin.bus.port import Partition, Record
+from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.second_reader import ReadAgain
 from tocsin.runtime.service import Tick
 from tocsin.schemas.records.events import Event
@@ -23,6 +24,7 @@ from tocsin.stream_rules.engine.episodes import Reported
 from tocsin.stream_rules.engine.fairness import Fairness, FairnessPolicy
 from tocsin.stream_rules.engine.partitions import PartitionEngine, UnusableRecord
 from tocsin.stream_rules.engine.rule_times import RuleTimes
+from tocsin.stream_rules.fair_shares import FairShares
 from tocsin.stream_rules.outcomes import Moment, Outcomes
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 from tocsin.stream_rules.rules.about_rules.telemetry_gap import TelemetryGap
@@ -118,7 +120,7 @@ class Worker:
         """As the worker's reader: from the lowest place of those postponed."""
         places = [state.next_offset for state in self.engine.postponed().values()]
         self.again = min(places) if self.again is None else self.again
-        if self.again < len(self.records):
+        if self.again < self.next:
             taken_in(self.engine.catch_up, self.records[self.again], self.found)
             self.again += 1
         if self.engine.rejoin():
@@ -320,3 +322,83 @@ def test_without_that_they_wait_for_all_that_the_run_sends() -> None:
     found = worked(flood(**FLOOD), FairnessPolicy(lag_ms=10**9))
     small_s, _ = found[beside(0), "nonfinite", "firing"]
     assert small_s - 260 > 200
+
+
+def shares_of(engine: PartitionEngine) -> FairShares:
+    return FairShares(
+        engine,
+        Fairness(),
+        telemetry=TOPICS.telemetry,
+        wall_s=clock,
+        metrics=Metrics(),
+        nudge=lambda: None,
+    )
+
+
+def test_it_takes_part_again_only_with_others_that_do_not_lag() -> None:
+    """Else both would be as far behind as the others are, and they would wait for it again."""
+    records = flood(seconds=20, until=20, nan_at=99)
+    engine = PartitionEngine(only(CostlySteps))
+    shares = shares_of(engine)
+    for record in records[:40]:
+        engine.apply(record)
+    assert engine.postpone(NUMBER, "huge", "a test")
+    for record in records[40:50]:
+        engine.apply(record)
+    turn = shares.second_reading().turn
+    # The reader is ahead of the others.
+    shares.read_again(ReadAgain(records[40:60], {}, turn))
+    late = Tick(START_MS, frozenset({NUMBER}), lag_ms=60_000)
+    for _ in range(20):
+        shares.catch_up(late, 0.0)
+    assert engine.postponed()[NUMBER, "huge"].next_offset == 50
+
+    for record in records[50:60]:
+        engine.apply(record)
+    shares.catch_up(replace(late, now_ms=START_MS + 1_000, lag_ms=None), 60.0)
+    assert engine.postponed()[NUMBER, "huge"].next_offset == 60, "no record was lost"
+    shares.catch_up(replace(late, now_ms=START_MS + 5_000, lag_ms=100), 0.0)
+    assert not engine.postponed()
+    run = engine.run("huge")
+    assert run is not None
+    assert run.state.missing == 0
+
+
+def test_it_gets_little_time_while_others_lag_and_as_much_as_they_have_else() -> None:
+    records = flood(seconds=20, until=20, nan_at=99)
+    engine = PartitionEngine(only(CostlySteps))
+    shares = shares_of(engine)
+    engine.apply(records[0])
+    assert engine.postpone(NUMBER, "huge", "a test")
+    for record in records[1:]:
+        engine.apply(record)
+    shares.read_again(ReadAgain(records[1:], {}, shares.second_reading().turn))
+
+    def spent_s(tick: Tick) -> float:
+        began_s = clock()
+        shares.catch_up(tick, 10.0)
+        return clock() - began_s
+
+    tick = Tick(START_MS, frozenset({NUMBER}), lag_ms=60_000)
+    assert spent_s(tick) == pytest.approx(1.0, abs=0.25)
+    assert spent_s(replace(tick, now_ms=START_MS + 5_000, lag_ms=0)) == pytest.approx(10, abs=0.25)
+
+
+def test_what_was_read_of_a_partition_that_is_given_up_is_read_again() -> None:
+    records = flood(seconds=5, until=5, nan_at=99)
+    engine = PartitionEngine(only(CostlySteps))
+    shares = shares_of(engine)
+    engine.apply(records[0])
+    assert engine.postpone(NUMBER, "huge", "a test")
+    for record in records[1:]:
+        engine.apply(record)
+    before = shares.second_reading()
+    shares.read_again(ReadAgain(records[1:], {}, before.turn))
+    shares.catch_up(Tick(START_MS, frozenset()), 60.0)
+    after = shares.second_reading()
+    assert after.turn != before.turn
+    assert after.places == before.places
+    # What was under way is of the turn before.
+    shares.read_again(ReadAgain(records[5:], {}, before.turn))
+    shares.catch_up(Tick(START_MS, frozenset({NUMBER})), 60.0)
+    assert shares.second_reading().places == before.places

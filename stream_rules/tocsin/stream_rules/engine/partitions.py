@@ -162,18 +162,14 @@ class PartitionEngine:
         return self._postponed
 
     def catch_up(self, record: Record) -> list[Reported]:
-        """Take in a record that is read again, for those that are postponed. Raises RecordError, as
-        `apply`."""
+        """Take in a record that is read again, for those that are postponed; one that `apply` has
+        passed over. Raises RecordError, as `apply`."""
         number, key = record.partition.number, _key(record)
         main = self._partition(number)
         reported: list[Reported] = []
         mine: PartitionState | None = None
         for (partition, run_id), state in self._postponed.items():
             if partition != number or record.offset < state.next_offset:
-                continue
-            if record.offset >= main.next_offset:
-                # What was between is not in the log any more.
-                state.next_offset = main.next_offset
                 continue
             state.next_offset = record.offset + 1
             # Others' records show that time goes by, as they do for a run that is not postponed.
@@ -182,6 +178,10 @@ class PartitionEngine:
             if key == (partition, run_id):
                 mine = state
         return reported if mine is None else self._apply_or_report(mine, record, reported)
+
+    def next_offset(self, partition: int) -> int:
+        """How far the runs of a partition are that are not postponed."""
+        return self._partition(partition).next_offset
 
     def skip_to(self, partition: int, offset: int) -> None:
         """Postponed runs of a partition go on at `offset`: the log has nothing else before it."""
