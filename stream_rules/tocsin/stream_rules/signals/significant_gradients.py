@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -65,14 +66,26 @@ class SignificantGradients:
         return np.zeros(len(names), bool) if self.moved is None else self.moved.among(names)
 
 
-def _layer_bound(rows: Sequence[str], size: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _layer_bound(rows: tuple[str, ...], size: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """What the gradient of each bias must be above, where that of its layer's weight is here."""
-    places = {name: i for i, name in enumerate(rows) if _WEIGHT in name}
     limits = np.zeros(len(rows))
+    biases, weights = _biased_layers(rows)
+    bounds = size[weights]
+    limits[biases] = np.where(np.isfinite(bounds), NOISE_OF_LAYER * bounds, 0.0)
+    return limits
+
+
+@lru_cache(maxsize=32)
+def _biased_layers(rows: tuple[str, ...]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """The places of the biases of layers with a weight, and those of these weights. The same names
+    come with each summary of a run."""
+    places = {name: i for i, name in enumerate(rows) if _WEIGHT in name}
+    pairs: list[tuple[int, int]] = []
     for i, name in enumerate(rows):
         if _BIAS in name:
             layer, _, place = name.rpartition(_BIAS)
             weight = places.get(f"{layer}{_WEIGHT}{place}")
-            if weight is not None and np.isfinite(size[weight]):
-                limits[i] = NOISE_OF_LAYER * size[weight]
-    return limits
+            if weight is not None:
+                pairs.append((i, weight))
+    biases, weights = np.array(pairs, np.intp).reshape(-1, 2).T
+    return biases, weights
