@@ -5,18 +5,22 @@ The table in docs/explanation/reliability.md names the test of each kind of fail
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from support.buses import until
 from support.records.on_bus import data_of, read_all, send, work
 from support.records.poison_records import poisons
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing
 from tocsin.runtime.dead_letters import DeadLetterLimits, TooManyDeadLetters
 from tocsin.runtime.worker import Worker, WorkerSettings
+from tocsin.schemas.configuration.file import Config
+from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.topics import DLQ_PARTITIONS, Topics, issue_partition, telemetry_partition
 from tocsin.stream_rules.service import build_rules_service
@@ -78,6 +82,38 @@ async def test_a_worker_that_was_away_for_longer_than_records_are_kept_reports_t
     assert not {"stalled_training", "telemetry_lost"} & found.keys(), (
         "nothing is made of the silence"
     )
+
+
+async def test_a_run_that_stalls_after_such_a_gap_is_found(bus: EmbeddedBus) -> None:
+    entry = RuleEntry(name="stalls", use="stalled_training", params={"threshold": "2s"})
+    config = Config(rules=(entry,))
+
+    def worker() -> Worker:
+        service = build_rules_service(TOPICS, config)
+        return Worker(bus, service, topics=TOPICS, group="tocsin-rules")
+
+    run = going(20)
+    await send(bus, run.records)
+    assert await work(worker())
+    at = len(run.records)
+    run.steps(range(20, 50), loss=1.0, gradient_norm=1.0, gradient_nonfinite=0)
+    await send(bus, run.records[at:])
+    newest = (await read_all(bus, TOPICS.telemetry, telemetry_partition(RUN)))[-1].append_ms
+    await bus.maintain(1_000, newest + DAY_MS + 1)
+
+    task = asyncio.create_task((after := worker()).run())
+
+    async def stalled() -> bool:
+        at = len(run.records)
+        run.heartbeat(last_step=49)
+        await send(bus, run.records[at:])
+        await asyncio.sleep(0.3)
+        return "stalls" in await issues_on(bus)
+
+    await until(stalled, "the stall is found")
+    after.stop()
+    await task
+    assert (await issues_on(bus))["stalls"].state == "firing"
 
 
 async def test_a_worker_whose_states_are_lost_starts_cold_and_says_so(bus: EmbeddedBus) -> None:
