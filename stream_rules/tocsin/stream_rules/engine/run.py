@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -20,6 +20,7 @@ from tocsin.stream_rules.engine.cold_start import ColdInstances
 from tocsin.stream_rules.engine.detail_requests import detail_request
 from tocsin.stream_rules.engine.episodes import Reported
 from tocsin.stream_rules.engine.instance import Instance
+from tocsin.stream_rules.engine.listeners import Kind, Listeners
 from tocsin.stream_rules.engine.packing import pack, unpack
 from tocsin.stream_rules.engine.rule_spec import RuleSpec
 from tocsin.stream_rules.engine.rule_times import RuleTimes
@@ -28,7 +29,7 @@ from tocsin.stream_rules.outcomes import Moment, Outcome
 from tocsin.stream_rules.reading.other_runs import References
 from tocsin.stream_rules.reading.restarts import fault_of
 from tocsin.stream_rules.reading.state_codec import dump_state, load_state
-from tocsin.stream_rules.rule import AnyRule, Input
+from tocsin.stream_rules.rule import AnyRule
 from tocsin.stream_rules.rules.progress.restart_loop import RestartLoop
 
 logger = logging.getLogger(__name__)
@@ -37,12 +38,6 @@ RUN_KEY: Final = "_run"
 """The rule part of the key under which a run's own state is saved."""
 
 RUN_STATE_VERSION: Final = 1
-MAX_KINDS: Final = 1000
-"""Kinds of records, by their columns, whose listeners are kept at once."""
-
-Kind = tuple[str, str | None, tuple[str, ...]]
-"""Of a record, as far as it decides who listens: scalar, tensors, system or event; its mode; its
-columns, its collection or its type."""
 
 KEEP_MS: Final = 24 * 3_600_000
 """How long after its end, or after it was last heard, the state of a run is kept."""
@@ -83,8 +78,7 @@ class RunEngine:
         """Of whom a state was read, whether they are still rules of this worker or not."""
         self._restored: dict[str, Snapshot] = {}
         self._newest: Snapshot | None = None
-        self._listeners: dict[Kind, tuple[Instance, ...]] = {}
-        self._fed: dict[Kind, frozenset[str]] = {}
+        self._listeners = Listeners()
         self._not_before: dict[str, int] = {}
         self._names: dict[Hashable, tuple[str, ...]] = {}
         self._cold = ColdInstances()
@@ -210,13 +204,13 @@ class RunEngine:
         part: int | None = None
         scalars_of: int | None = None
         read = True
-        key: Kind
+        kind: Kind
         tensors: TensorFrame | None = None
         if isinstance(value, StepFrame):
             frame = value
             if not self.state.parts.leads_with(value):
                 scalars_of = value.origin.rank
-            key = ("scalar", value.mode, value.columns)
+            kind = ("scalar", value.mode, value.columns)
 
             def method(rule: AnyRule) -> Iterable[Outcome]:
                 return rule.on_steps(frame, at)
@@ -224,13 +218,13 @@ class RunEngine:
             known = tensors = self._with_known_names(value)
             part = value.origin.rank
             read = self.state.parts.reads(known)
-            key = ("tensors", value.mode, (value.collection,))
+            kind = ("tensors", value.mode, (value.collection,))
 
             def method(rule: AnyRule) -> Iterable[Outcome]:
                 return rule.on_tensors(known, at)
         elif isinstance(value, SystemFrame):
             samples = value
-            key = ("system", None, value.columns)
+            kind = ("system", None, value.columns)
 
             def method(rule: AnyRule) -> Iterable[Outcome]:
                 return rule.on_system(samples, at)
@@ -240,26 +234,13 @@ class RunEngine:
                 return []
             event = data
             everyone = isinstance(data, RunEnded)
-            key = ("event", None, (value.type,))
+            kind = ("event", None, (value.type,))
 
             def method(rule: AnyRule) -> Iterable[Outcome]:
                 return rule.on_event(event, at)
 
-        listeners = self._listeners.get(key)
-        if listeners is None:
-            if len(self._listeners) >= MAX_KINDS:
-                self._listeners.clear()
-                self._fed.clear()
-            kind, mode, columns = key
-            names = frozenset(columns)
-            listeners = self._listeners[key] = tuple(
-                i for i in self.instances if _listens(i, kind, mode, names)
-            )
-            self._fed[key] = frozenset(
-                i.spec.name for i in listeners if _feeds(i, kind, mode, names)
-            )
+        listeners, fed = self._listeners.find(kind)
         reported: list[Reported] = []
-        fed = self._fed[key]
         for instance in self.instances if everyone else listeners:
             spec = instance.spec
             if not read and spec.rule.by_part:
@@ -511,12 +492,11 @@ class RunEngine:
     def _equip(self, offset: int, unsaved: str | None) -> None:
         """Fresh instances for the incarnation at hand, or as far as they were saved beyond
         `offset`. `unsaved`: why one that was not saved begins cold; None: it does not."""
-        self._listeners.clear()
-        self._fed.clear()
         self._not_before.clear()
         # None once an incarnation has completed.
         past = {i.spec.name: i.faults for i in self.instances if self.state.restarts.past}
         self.instances = [Instance(spec, self._times) for spec in self._specs]
+        self._listeners = Listeners(self.instances)
         for instance in self.instances:
             if instance.rule.other_runs():
                 instance.rule.on_references(self._references)
@@ -561,22 +541,6 @@ def _timer(at: Moment) -> Callable[[AnyRule], Iterable[Outcome]]:
         return outcomes
 
     return call
-
-
-def _listens(instance: Instance, kind: str, mode: str | None, names: Set[str]) -> bool:
-    return any(_reads(wanted, kind, mode, names) for wanted in instance.spec.rule.meta.inputs)
-
-
-def _feeds(instance: Instance, kind: str, mode: str | None, names: Set[str]) -> bool:
-    """Whether what it listens to is more than what it reads beside its input."""
-    inputs = instance.spec.rule.meta.inputs
-    return any(_reads(wanted, kind, mode, names) for wanted in inputs if not wanted.optional)
-
-
-def _reads(wanted: Input, kind: str, mode: str | None, names: Set[str]) -> bool:
-    if wanted.kind != kind or wanted.mode not in (None, mode):
-        return False
-    return wanted.fits_any(names)
 
 
 def _cold(saved: Snapshot, why: str) -> None:
