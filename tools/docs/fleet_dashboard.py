@@ -45,6 +45,18 @@ PANELS: Final[tuple[tuple[str, str, str, str], ...]] = (
         "percentunit",
     ),
     (
+        "Largest run, share of the rules' time",
+        "max by (instance) (tocsin_largest_run_share)",
+        "{{instance}}",
+        "percentunit",
+    ),
+    (
+        "Postponed runs, how far behind",
+        "max by (instance) (tocsin_postponed_lag_seconds)",
+        "{{instance}}",
+        "s",
+    ),
+    (
         "Checkpoints, share of the time",
         "sum by (instance) (rate(tocsin_checkpoint_seconds_total[5m]))",
         "{{instance}}",
