@@ -25,11 +25,18 @@ def embedded_site(tmp_path: Path, receiver: Receiver) -> Site:
 
 
 @pytest.fixture(scope="session")
-def kafka_site(
+def bare_kafka_site(
     kafka_url: str, receiver: Receiver, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Site]:
-    """Topics of its own on a Kafka, with one rules worker and one action worker."""
-    site = kafka_site_in(tmp_path_factory.mktemp("kafka-site"), kafka_url, receiver)
+) -> Site:
+    """Topics of its own on a Kafka, without workers."""
+    return kafka_site_in(tmp_path_factory.mktemp("kafka-site"), kafka_url, receiver)
+
+
+@pytest.fixture
+def kafka_site(bare_kafka_site: Site) -> Iterator[Site]:
+    """The same with one rules worker and one action worker. They end with the test: idle they would
+    take a CPU second of theirs, and one of the broker, in each minute of all tests after it."""
+    site = bare_kafka_site
     workers = [site.service("rules"), site.service("actions", "--allow-cidr", "127.0.0.0/8")]
     try:
         yield site

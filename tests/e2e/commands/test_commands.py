@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 
-from support.processes.site import Site, on_both_buses
+import pytest
+
+from support.processes.site import Site
 
 
-@on_both_buses
+@pytest.mark.parametrize(
+    "site",
+    ["embedded", pytest.param("bare_kafka", id="kafka", marks=pytest.mark.kafka)],
+    indirect=True,
+)
 def test_bus_init_and_show_tell_the_topics(site: Site) -> None:
     init = site.tocsin("bus", "init", "--json", "--config", str(site.config))
     assert init.returncode == 0, init.stderr

@@ -467,15 +467,15 @@ def healthy(name: str, port: int) -> bool:
 
 
 @pytest.mark.kafka
-def test_the_services_start_in_their_order_and_become_healthy(kafka_site: Site) -> None:
-    topics = kafka_site.tocsin(*at(WORKERS["topics"]["command"], kafka_site, 0))
+def test_the_services_start_in_their_order_and_become_healthy(bare_kafka_site: Site) -> None:
+    topics = bare_kafka_site.tocsin(*at(WORKERS["topics"]["command"], bare_kafka_site, 0))
     assert topics.returncode == 0, topics.stderr
     ports = dict(zip(LONG_RUNNING, free_ports(4), strict=True))
     assert not healthy("rules", ports["rules"])
     started = []
     try:
         for name, port in ports.items():
-            started.append(start(name, kafka_site, port))
+            started.append(start(name, bare_kafka_site, port))
         for name, port in ports.items():
             wait_until(partial(healthy, name, port), timeout_s=60, what=f"{name} is healthy")
     finally:
