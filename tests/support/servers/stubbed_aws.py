@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import boto3
@@ -12,12 +13,18 @@ from tocsin.actions.receivers.aws import Service
 SECRET = "planted-SECRET-aws"
 
 
+@cache
+def stubbed_session() -> Any:
+    """One for all such clients: to read what a service can do takes a tenth of a second, and each
+    session does it anew."""
+    return boto3.session.Session(aws_access_key_id="x", aws_secret_access_key=SECRET)
+
+
 class StubbedAws:
     """Makes the client of one service. `regions` are those that one was asked for."""
 
     def __init__(self, service: Service) -> None:
-        session = boto3.session.Session(aws_access_key_id="x", aws_secret_access_key=SECRET)
-        self.client = session.client(service, region_name="eu-central-1")
+        self.client = stubbed_session().client(service, region_name="eu-central-1")
         self.stubber = Stubber(self.client)
         self.stubber.activate()
         self.regions: list[str | None] = []

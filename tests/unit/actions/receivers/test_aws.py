@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-import boto3
 import pytest
 from botocore import exceptions
 from botocore.stub import ANY, Stubber
@@ -22,6 +21,7 @@ from moto.sns.models import sns_backends
 
 from support.actions.notices import attempted, notice, state
 from support.records.issues import issue
+from support.servers.stubbed_aws import stubbed_session
 from tocsin.actions.delivery.receiver_queues import ReceiverQueue
 from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard
@@ -72,10 +72,7 @@ class Stubbed:
         self.stubber: Any = None
 
     def expect(self, service: Service) -> Any:
-        session = boto3.session.Session(
-            aws_access_key_id="x", aws_secret_access_key="planted-SECRET-aws"
-        )
-        self.client = session.client(service, region_name="eu-central-1")
+        self.client = stubbed_session().client(service, region_name="eu-central-1")
         self.stubber = Stubber(self.client)
         self.stubber.activate()
         return self.stubber
