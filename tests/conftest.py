@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -54,6 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End the process whose forks the workers are."""
+    if "torch._dynamo" in sys.modules:
+        gc.unfreeze()  # a part of it reports what is not collected in the end
     server = config.stash.get(_SERVER, None)
     if server is not None:
         server.stop()
@@ -115,8 +117,37 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     that is there takes half a second.
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
-        gc.collect()
-        gc.freeze()
+        _freeze()
+
+
+_MANY = 100
+"""Modules that tests have imported since, as the compiler's are."""
+
+_frozen_modules = 0
+
+
+def _freeze() -> None:
+    global _frozen_modules
+    gc.collect()
+    gc.freeze()
+    _frozen_modules = len(sys.modules)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """Nor does it go through what files of tests have imported, and capture no more than it: each
+    training that is captured goes through the heap.
+    """
+    result = yield
+    if (
+        "PYTEST_XDIST_WORKER" in os.environ
+        and (nextitem is None or nextitem.path != item.path)
+        and len(sys.modules) > _frozen_modules + _MANY
+    ):
+        _freeze()
+    return result
 
 
 @pytest.hookimpl(trylast=True)
