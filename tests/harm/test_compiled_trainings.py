@@ -92,14 +92,8 @@ class Training:
             self.optimizer.step()
 
 
-WAYS = [
-    Training.model_alone,
-    Training.of_each_length,
-    Training.layer_by_layer,
-    Training.whole_step,
-    Training.optimizer_alone,
-    Training.backward_too,
-]
+WAYS = [Training.model_alone, Training.layer_by_layer, Training.whole_step]
+LATER = [Training.of_each_length, Training.optimizer_alone, Training.backward_too]
 
 
 def made(
@@ -118,7 +112,11 @@ def made(
     return graphs.made, stats, broken, said
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize(
+    "way",
+    [*WAYS, *(pytest.param(way, marks=pytest.mark.torture) for way in LATER)],
+    ids=lambda way: way.__name__,
+)
 def test_nothing_of_ours_is_compiled(
     tmp_path: Path, way: Callable[[Training], None], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from support.processes.children import startup_environ
 from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.process.own_python import LEFT_OUT, python_command, python_environment
 from tocsin.stream_rules.custom.host import load_apart
@@ -22,7 +23,9 @@ TORTURE = pytest.mark.torture
 RAISES = "raise RuntimeError('a module of the project was imported')\n"
 
 NAN_AT_20 = """
-import sys, time
+import os, time
+if startup := os.environ.get("STARTUP_OF_TESTS"):
+    exec(open(startup).read(), {"__name__": "startup", "__file__": startup})
 import torch
 torch.set_num_threads(1)
 model = torch.nn.Linear(8, 1)
@@ -68,6 +71,7 @@ def test_a_run_in_such_a_project_is_watched_and_stopped(tmp_path: Path, started:
             "XDG_CONFIG_HOME": str(tmp_path / "config"),
             "OMP_NUM_THREADS": "1",
             "PYTHONWARNINGS": "error",
+            **startup_environ(),
         },
         capture_output=True,
         text=True,

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from support.processes.children import startup_environ
 from support.processes.launches import TESTS
 from support.processes.site import GPT, SCRIPTS, Finished, Site, embedded_site_in
 from support.servers.receiver import Receiver
@@ -214,11 +215,12 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -
     # Without this capability not even root writes where the mode says no.
     wrap = ["setpriv", "--bounding-set", "-dac_override"] if os.getuid() == 0 else []
     command = (PYTHON, str(COLLIDE / "train.py"), "--raise")
+    own = {"PYTHONPATH": str(COLLIDE), **startup_environ()}
     watched = site.run(
         *command, cwd=folder, wrap=wrap, run_id="surroundings", timeout_s=WAIT_S,
-        environ={"XDG_RUNTIME_DIR": str(site.folder), "PYTHONPATH": str(COLLIDE)},
+        environ={"XDG_RUNTIME_DIR": str(site.folder), **own},
     )  # fmt: skip
-    return Surroundings(plain(*command, PYTHONPATH=str(COLLIDE)), watched)
+    return Surroundings(plain(*command, **own), watched)
 
 
 def test_modules_and_a_sitecustomize_of_the_users_own_work(surroundings: Surroundings) -> None:
