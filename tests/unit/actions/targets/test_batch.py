@@ -204,7 +204,7 @@ def batch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield client
 
 
-@pytest.mark.slow  # moto imports all of IAM
+@pytest.mark.torture  # moto imports all of IAM
 async def test_a_job_of_another_implementation_ends_and_its_neighbour_goes_on(batch: Any) -> None:
     ids = [
         batch.submit_job(jobName="train", jobQueue="queue", jobDefinition="train")["jobId"]

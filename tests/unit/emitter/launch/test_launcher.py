@@ -503,7 +503,7 @@ SCRIPT = ("-c",)
 INTERACTIVE = ("--norc", "-i", "-c")
 
 
-@pytest.mark.parametrize("shell", [SCRIPT, INTERACTIVE])
+@pytest.mark.parametrize("shell", [INTERACTIVE, pytest.param(SCRIPT, marks=pytest.mark.torture)])
 def test_ctrl_c_ends_a_loop_of_the_shell(tmp_path: Path, shell: tuple[str, ...]) -> None:
     sleeper = "import time; print('ready', flush=True); time.sleep(60)"
     line = shlex.join(command_line(tmp_path, PYTHON, "-c", sleeper))

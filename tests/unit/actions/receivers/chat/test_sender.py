@@ -80,10 +80,10 @@ async def test_slack_discord_and_telegram_take_the_message(
     services: ChatServices, trusted: Authority
 ) -> None:
     chat = sender(services, trusted)
-    urls = (SLACK, SLACK_NATIVE, DISCORD, TELEGRAM)
+    urls = (SLACK, DISCORD, TELEGRAM)
     outcomes = await asyncio.gather(*(send(chat, url) for url in urls))
 
-    assert [outcome.status for outcome in outcomes] == [200, 200, 204, 200]
+    assert [outcome.status for outcome in outcomes] == [200, 204, 200]
     by_host: dict[str, str] = {}
     for path, body in services.seen:
         by_host[path.split("/")[0]] = json.dumps(body, ensure_ascii=False)
@@ -113,7 +113,7 @@ async def test_answers_are_read_where_apprise_does_not_say_them(
         status=429, phrase="Too Many Requests", retry_after="7"
     )
     services.status, services.retry_after = 307, None
-    assert (await send(chat, SLACK)).status == 307
+    assert (await send(chat, SLACK_NATIVE)).status == 307
     assert len(services.seen) == 2, "a redirect was followed, or apprise tried again"
     services.status = 404
     assert (await send(chat, DISCORD)).text() == "404 Not Found"
@@ -132,9 +132,8 @@ async def test_refused_addresses_are_never_connected_to(
 ) -> None:
     strict, open_one = sender(services, trusted, private=False), sender(services, trusted)
     outcomes = await asyncio.gather(
-        # A name that leads to this machine, addresses written plainly and oddly, metadata.
+        # Names that lead to this machine, and an address: that of metadata.
         send(strict, SLACK),
-        send(strict, f"mmost://127.0.0.1:{services.port}/aaaaaaaaaaaaaaaaaaaaaaaa"),
         send(strict, f"mmost://localhost:{services.port}/aaaaaaaaaaaaaaaaaaaaaaaa"),
         send(open_one, "mmost://169.254.169.254/aaaaaaaaaaaaaaaaaaaaaaaa"),
     )
@@ -142,10 +141,6 @@ async def test_refused_addresses_are_never_connected_to(
         assert outcome.forbidden is not None
         assert outcome.forbidden.startswith("address ")
     assert services.seen == []
-    guard = AddressGuard(private=False, allow=parse_networks(["127.0.0.0/8"]))
-    place = Place(connect_to=services.connect_to, ca=trusted.ca)
-    allowed = ChatSender(AppriseProcess(guard, place=place), UNUSED)
-    assert (await send(allowed, SLACK)).status == 200
 
 
 @pytest.mark.parametrize(
@@ -242,7 +237,12 @@ def test_a_log_out_after_the_message_says_nothing_of_the_message(
 async def test_a_channel_in_the_url_is_the_one_that_is_written_to(
     services: ChatServices, trusted: Authority
 ) -> None:
-    outcome = await send(sender(services, trusted), f"{SLACK}/#ml-alerts")
+    # At an address that is permitted.
+    guard = AddressGuard(private=False, allow=parse_networks(["127.0.0.0/8"]))
+    place = Place(connect_to=services.connect_to, ca=trusted.ca)
+    outcome = await send(
+        ChatSender(AppriseProcess(guard, place=place), UNUSED), f"{SLACK}/#ml-alerts"
+    )
 
     assert outcome.status == 200
     assert [body["channel"] for _, body in services.seen] == ["#ml-alerts"]
