@@ -715,7 +715,7 @@ async def test_a_topic_that_is_deleted_under_its_clients_is_not_created_by_them(
         await collect(consumer, 1)
         await world.delete(spec.name)
         # The brokers are asked about it again after an error, and each half a minute.
-        for _ in range(4):
+        for _ in range(2):
             for used in (
                 reader.poll(timeout_s=0.3),
                 consumer.poll(timeout_s=0.3),

@@ -286,8 +286,15 @@ def test_trainings_of_ranks_are_two_whether_the_first_optimizer_is_freed_or_not(
     assert trained(seen) == [40, 40 - ALONE_PATIENCE]
 
 
-@pytest.mark.parametrize("scheduled", [False, True])
-@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(
+    ("kept", "scheduled"),
+    [
+        (False, False),
+        (True, True),
+        pytest.param(False, True, marks=pytest.mark.torture),
+        pytest.param(True, False, marks=pytest.mark.torture),
+    ],
+)
 def test_each_fold_of_a_cross_validation_is_a_training(
     tmp_path: Path, *, kept: bool, scheduled: bool
 ) -> None:

@@ -20,8 +20,12 @@ from tocsin.stream_rules.testing import issues_of
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "rule-quality.md"
 
 
-SLOW = (Request("resnet"), Request("segmentation"))
-"""To train these takes half a minute each; other convolutional networks are left alone in CI."""
+SLOW = (
+    Request("resnet"), Request("segmentation"), Request("moe"), Request("resnet", "new_head"),
+    Request("cnn", "harder_later"),
+)  # fmt: skip
+"""To train the first two takes half a minute each, the others some seconds; other convolutional
+networks and language models, and other odd ways to train, are left alone in CI."""
 
 
 @pytest.mark.parametrize(

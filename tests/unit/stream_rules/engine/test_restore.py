@@ -157,7 +157,7 @@ def test_the_history_shows_every_rule() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("every", "at_the_end"), [(29, 7), pytest.param(1, 1, marks=pytest.mark.torture)]
+    ("every", "at_the_end"), [(53, 11), pytest.param(1, 1, marks=pytest.mark.torture)]
 )
 def test_a_restart_after_any_record_changes_nothing(every: int, at_the_end: int) -> None:
     records, bad = history(), []

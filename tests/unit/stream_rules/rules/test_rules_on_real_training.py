@@ -119,6 +119,6 @@ def test_a_learning_rate_of_zero_is_said_and_so_is_that_the_loss_does_not_fall()
     assert not any(issue.stop_worthy for issue in issues)
 
 
-@pytest.mark.slow
+@pytest.mark.torture  # in CI: shorter ones, and the recorded trainings of rule_quality
 def test_the_same_length_with_a_rate_is_quiet() -> None:
     assert train("long") == ()

@@ -73,7 +73,7 @@ DOCUMENTED = {
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)
-@pytest.mark.parametrize("every", [1, 10])
+@pytest.mark.parametrize("every", [1, pytest.param(10, marks=pytest.mark.torture)])
 def test_the_documented_runs(name: str, every: int) -> None:
     shape, level, expected = DOCUMENTED[name]
     run = run_of(noisy(np.concatenate([learned(level), shape])), every=every)
@@ -86,7 +86,9 @@ def test_the_documented_runs(name: str, every: int) -> None:
     assert ("resolved" in spikes) is ("back" in name)
 
 
-@pytest.mark.parametrize("rise", [1, 100, 400, 1000])
+@pytest.mark.parametrize(
+    "rise", [1, *(pytest.param(rise, marks=pytest.mark.torture) for rise in (100, 400)), 1000]
+)
 @pytest.mark.parametrize(("level", "expected"), [(5.0, "warning"), (7.5, "stop"), (10.8, "stop")])
 def test_a_slow_rise_to_a_plateau(level: float, rise: int, expected: str) -> None:
     after = ramp((2.8, level, rise), (level, level, 1500))
