@@ -319,6 +319,8 @@ class Broker:
             listens += f",CONTROLLER://127.0.0.1:{self.controller_port}"
         quorum = ",".join(f"{one.node}@127.0.0.1:{one.controller_port}" for one in voters)
         copies = len(voters)
+        # What nobody kills or freezes need not say and note so often that it is there.
+        lasts = self.session_ms >= LASTING_MS
         lines = [
             f"process.roles=broker{',controller' if votes else ''}",
             f"node.id={self.node}",
@@ -337,7 +339,7 @@ class Broker:
             "group.initial.rebalance.delay.ms=0",
             # A broker that was killed is let in again only when its last session is over.
             f"broker.session.timeout.ms={self.session_ms}",
-            "broker.heartbeat.interval.ms=200",
+            f"broker.heartbeat.interval.ms={2_000 if lasts else 200}",
             "group.min.session.timeout.ms=1000",
             # As a broker is by default: nothing of ours may create a topic by asking for it.
             "auto.create.topics.enable=true",
@@ -345,7 +347,8 @@ class Broker:
             "log.cleaner.dedupe.buffer.size=16777216",
             "log.retention.check.interval.ms=2000",
             "log.initial.task.delay.ms=500",
-            f"log.flush.start.offset.checkpoint.interval.ms={DELETED_MS}",
+            f"log.flush.start.offset.checkpoint.interval.ms={60_000 if lasts else DELETED_MS}",
+            f"replica.high.watermark.checkpoint.interval.ms={60_000 if lasts else 5_000}",
         ]
         if self.users:
             logins = " ".join(f'user_{name}="{word}"' for name, word in self.users.items())
