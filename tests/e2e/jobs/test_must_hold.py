@@ -35,7 +35,7 @@ K = 25
 """The step of each fault: the default of the script."""
 
 WAIT_S = 240
-HEALTHY = {GPT: ("-m", GPT, "--threads", "1", "--steps", "40", "--weights-hash"),
+HEALTHY = {GPT: ("-m", GPT, "--threads", "1", "--steps", "20", "--weights-hash"),
            CNN: (CNN, "--steps", "120")}  # fmt: skip
 
 
@@ -139,7 +139,7 @@ def test_status_says_what_was_found_and_done(one_folder: OneFolder) -> None:
 
 def test_of_two_runs_in_one_folder_the_healthy_one_is_left_alone(one_folder: OneFolder) -> None:
     without = plain(PYTHON, *HEALTHY[GPT])
-    assert_left_alone(one_folder.beside, steps=40, stdout=without.stdout)
+    assert_left_alone(one_folder.beside, steps=20, stdout=without.stdout)
 
 
 # -- a healthy network and a wild learning rate, on Kafka

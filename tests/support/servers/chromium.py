@@ -85,7 +85,7 @@ class Browser:
             except StaleElementReferenceException:
                 pass  # the page has just replaced it
             assert time.monotonic() < deadline, self.text("body")
-            time.sleep(0.05)
+            time.sleep(0.15)
 
     def reads(self, text: str, selector: str = "main") -> None:
         """Wait until a text is to be read there, whatever the spaces in it."""
