@@ -17,6 +17,7 @@ from hypothesis import settings
 
 from support.plugins import cpu_times, failed_tests, workers
 from support.processes.children import STARTUP, python_path
+from support.processes.command_parameters import keep_parameters
 from support.servers.kafka_broker import (
     LASTING_MS,
     Broker,
@@ -45,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if os.environ.get("TOCSIN_TORTURE") == "1":
         return
+    keep_parameters()
     if _starts_workers(config):
         config.stash[_SERVER] = server = workers.Server(config.args)
         config.option.tx = [server.gateway] * len(config.option.tx)

@@ -29,6 +29,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+from support.processes.command_parameters import read_all_parameters
+
 MODULES: Final = frozenset(
     {
         "tocsin.console",
@@ -215,6 +217,7 @@ def _import_all() -> None:
                 importlib.import_module(module.name)
             except Exception:  # of torch, or of something that is not installed
                 continue
+    read_all_parameters()
     del sys.modules["torch"]
 
 

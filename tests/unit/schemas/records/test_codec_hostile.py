@@ -112,7 +112,7 @@ VALID = {
 
 
 @pytest.mark.parametrize("name", sorted(VALID))
-@settings(max_examples=300, deadline=1000)
+@settings(max_examples=100, deadline=1000)
 @given(data=st.data())
 def test_mutated_bytes_give_a_record_or_the_typed_error(name: str, data: st.DataObject) -> None:
     meta, valid = VALID[name]

@@ -256,7 +256,7 @@ def points() -> st.SearchStrategy[list[tuple[int, int | None]]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(points())
 @example([(1, 1), (1, 0)])
 @example([(138, 1), (138, None)])
