@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Final
 
 import pytest
 
+from support.processes import forking
 from tocsin.console.__main__ import main
 
 NOBODY: Final = "kafka://127.0.0.1:1"
@@ -88,19 +88,16 @@ MISTAKES: Final = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a run ended, though it could not begin: with a bus, without a configuration."""
+    """Where one run could not begin, and another ended: with a bus, without a configuration."""
     folder = tmp_path_factory.mktemp("mistakes")
     mixed = "version: 1\nrules:\n  - stalled_training:\n      params: {threshold: 5s}\n"
     (folder / "mixed.yaml").write_text(mixed)
     with pytest.MonkeyPatch.context() as patch:
         _enter(folder, patch, {})
         # In a process of its own: a launcher takes over the signals and orphans of its process.
-        done = subprocess.run(
-            [sys.executable, "-m", "tocsin.console", "run", "--", "nosuchprogram"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        words = [sys.executable, "-m", "tocsin.console", "run", "--"]
+        done = forking.run([*words, "nosuchprogram"], timeout=60)
+        assert forking.run([*words, "true"], timeout=60).returncode == 0
     assert done.returncode == 127
     assert "nosuchprogram: not found on PATH: expected a program" in done.stderr
     return folder
