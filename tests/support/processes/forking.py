@@ -24,6 +24,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -256,7 +257,27 @@ def _keep(request: dict[str, Any], files: list[int]) -> None:
     os.environ.update(request["environ"])
     sys.path[0] = request["folder"]
     sys.argv[1:] = request["arguments"]
-    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        if ended.code is not None and not isinstance(ended.code, int):
+            raise
+        _leave(ended.code or 0)
+    _leave(0)
+
+
+def _leave(code: int) -> None:
+    """End as Python does, but take nothing apart: to free what the server had imported takes four
+    times as long as most commands. Comes back if what was written has nowhere to go."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+    atexit._run_exitfuncs()
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+    except (OSError, ValueError):
+        raise SystemExit(code) from None  # Python says so
+    os._exit(code)
 
 
 if __name__ == "__main__":
