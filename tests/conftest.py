@@ -16,6 +16,7 @@ import yaml
 from hypothesis import settings
 
 from support.plugins import cpu_times, failed_tests, workers
+from support.processes import forking
 from support.processes.children import STARTUP, python_path
 from support.processes.command_parameters import keep_parameters
 from support.servers.kafka_broker import (
@@ -48,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     keep_parameters()
     if _starts_workers(config):
+        forking.Shared()
         config.stash[_SERVER] = server = workers.Server(config.args)
         config.option.tx = [server.gateway] * len(config.option.tx)
     else:

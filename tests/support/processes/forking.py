@@ -3,10 +3,10 @@
 What our commands import takes a second of processor time, more than most of them take to run.
 `Forked` is `subprocess.Popen` for them: a process of its own, with the given arguments, folder,
 environment, pipes and session, whose parent is a fork server. There is one for each process of
-pytest. In `make torture` each command starts a Python of its own, as for users; but not one that is
-`AlwaysForked`.
+pytest, a fork of one that they share. In `make torture` each command starts a Python of its own, as
+for users; but not one that is `AlwaysForked`.
 
-    python -m support.processes.forking    the server; each request has its files on descriptor 0
+    python -m support.processes.forking SOCKET    the server; ends when descriptor 0 is closed
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,6 +47,9 @@ MODULES: Final = frozenset(
     }
 )
 """What can be run so."""
+
+SHARED: Final = "FORK_SERVER_OF_TESTS"
+"""The environment variable with the path of its socket."""
 
 _PACKAGES: Final = (
     "tocsin.actions", "tocsin.bus", "tocsin.console", "tocsin.emitter.launch",
@@ -162,36 +167,72 @@ _connection: list[socket.socket] = []
 
 
 def _server() -> socket.socket:
-    """The connection to this process's own, which ends with it."""
+    """The connection to this process's own, which ends with it: a fork of the one that all workers
+    of pytest-xdist share."""
     if not _connection:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for side in (ours, theirs):
-            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                side.setsockopt(socket.SOL_SOCKET, option, _LONGEST)
-        environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        folders = [path for path in sys.path if path]
-        environ["PYTHONPATH"] = os.pathsep.join(folders)
-        with theirs:
-            server = subprocess.Popen(
-                [sys.executable, "-m", "support.processes.forking"],
-                stdin=theirs.fileno(),
-                env=environ,
-            )
+        ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            ours.setsockopt(socket.SOL_SOCKET, option, _LONGEST)
+        if SHARED not in os.environ:
+            Shared()
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                ours.connect(os.environ[SHARED])
+                break
+            except OSError:
+                assert time.monotonic() < deadline, "no fork server has come up"
+                time.sleep(0.02)
         _connection.append(ours)
-        atexit.register(_end, ours, server)
+        atexit.register(ours.close)
     return _connection[0]
 
 
-def _end(connection: socket.socket, server: subprocess.Popen[bytes]) -> None:
-    connection.close()
-    server.wait(10)
+class Shared:
+    """The server that is forked for each process of pytest that connects. Ends with this one."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="tocsin-f")
+        os.environ[SHARED] = path = os.path.join(self._folder.name, "s")
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "support.processes.forking", path],
+            stdin=subprocess.PIPE,
+            env=environ,
+        )
+        atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """End it; what it was forked for ends with those that have connected."""
+        self._process.communicate(timeout=10)
+        self._folder.cleanup()
+        os.environ.pop(SHARED, None)
+
+
+def listen(path: str) -> None:
+    """Fork for each connection, until descriptor 0 is closed. In a fork: serve it."""
+    _import_all()
+    gc.collect()
+    gc.freeze()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        while listener in select.select([listener, 0], [], [])[0]:
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                    connection.setsockopt(socket.SOL_SOCKET, option, _LONGEST)
+                os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+                serve(connection)
+                return
+            connection.close()
+            _reap()
 
 
 def serve(connection: socket.socket) -> None:
     """Fork for each request until the other side has gone. In a fork: run the module."""
-    _import_all()
-    gc.collect()
-    gc.freeze()
     while True:
         text, files, _, _ = socket.recv_fds(connection, _LONGEST, 4)
         if not text:
@@ -281,6 +322,4 @@ def _leave(code: int) -> None:
 
 
 if __name__ == "__main__":
-    requests = socket.socket(fileno=os.dup(0))
-    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-    serve(requests)
+    listen(sys.argv[1])
