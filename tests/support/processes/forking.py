@@ -218,7 +218,7 @@ def listen(path: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen()
-        while listener in select.select([listener, 0], [], [])[0]:
+        while listener.fileno() in select.select([listener.fileno(), 0], [], [])[0]:
             connection, _ = listener.accept()
             if os.fork() == 0:
                 listener.close()
