@@ -271,7 +271,7 @@ print(kept)
 
 def test_a_function_that_is_never_compiled_is_no_sign(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would switch off what watches calls for a moment, as in a notebook's second training."""
-    monkeypatch.setattr(compiled_modules.discovery, "find", lambda: discovery.Found((), (), ()))
+    monkeypatch.setattr(discovery, "find", lambda: discovery.Found((), (), ()))
     for backends, expected in (({}, []), ({1: None}, []), ({1: None, 2: "eager"}, [[]])):
         monkeypatch.setattr(torch._dynamo.eval_frame, "cached_backends", backends)
         kept: list[object] = []
