@@ -29,6 +29,7 @@ from tocsin.stream_rules.outcomes import Moment, Outcomes
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
 from tocsin.stream_rules.rules.about_rules.telemetry_gap import TelemetryGap
 from tocsin.stream_rules.rules.numerical.nonfinite import Nonfinite
+from tocsin.stream_rules.rules.progress.telemetry_lost import TelemetryLost
 from tocsin.stream_rules.service import RulesService
 from tocsin.stream_rules.testing import START_MS, RunBuilder, only
 
@@ -194,6 +195,49 @@ def test_issues_are_the_same_in_whatever_order_runs_are_read_and_workers_die(see
         assert run.state.last_step == same.state.last_step
         assert run.state.missing == same.state.missing
         assert run.next_due_ms() == same.next_due_ms()
+
+
+@pytest.mark.parametrize("lost_s", [0, 300])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_bus_that_was_away_is_no_silence_of_a_postponed_run_either(
+    lost_s: int, late: bool
+) -> None:
+    """`lost_s`: how long the run is silent before that, while others are not. `late`: it is read
+    again only when all of the others was read."""
+    runs = [RunBuilder(name) for name in (beside(0), "huge")]
+
+    def beat(seconds: int, *, of: Sequence[RunBuilder] = runs) -> None:
+        for _ in range(seconds // 10):
+            for run in of:
+                run.heartbeat()
+            for run in runs:
+                run.wait(10)
+
+    for run in runs:
+        run.started()
+    beat(100)
+    beat(lost_s, of=runs[:1])
+    beat(100)
+    before = sum(len(run.records) for run in runs)
+    for run in runs:
+        run.wait(600)
+    beat(200)
+    records = in_order(runs)
+    usual, engine = PartitionEngine(only(TelemetryLost)), PartitionEngine(only(TelemetryLost))
+    expected: list[Reported] = []
+    found: list[Reported] = []
+    for at, record in enumerate(records):
+        expected += usual.apply(record, was_away=at == before)
+        found += engine.apply(record, was_away=at == before)
+        if not engine.postponements:
+            if engine.run("huge") is not None:
+                assert engine.postpone(NUMBER, "huge", "a test")
+        elif not late:
+            found += engine.catch_up(record)
+    for record in records:
+        found += engine.catch_up(record)
+    assert bool(said(expected)) == bool(lost_s)
+    assert said(found) == said(expected)
 
 
 # -- the service

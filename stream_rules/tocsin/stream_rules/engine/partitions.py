@@ -165,16 +165,18 @@ class PartitionEngine:
         """Take in a record that is read again, for those that are postponed; one that `apply` has
         passed over. Raises RecordError, as `apply`."""
         number, key = record.partition.number, _key(record)
-        main = self._partition(number)
+        back_ms = self._partition(number).back_ms
+        if back_ms is not None and record.append_ms < back_ms:
+            # It was appended before the outage: what was silent until then was so.
+            back_ms = None
         reported: list[Reported] = []
         mine: PartitionState | None = None
         for (partition, run_id), state in self._postponed.items():
             if partition != number or record.offset < state.next_offset:
                 continue
-            state.next_offset = record.offset + 1
+            state.next_offset, state.back_ms = record.offset + 1, back_ms
             # Others' records show that time goes by, as they do for a run that is not postponed.
-            since_ms = _since(main, record.append_ms)
-            reported += self._advance(state, record.append_ms, since_ms)
+            reported += self._advance(state, record.append_ms, _since(state, record.append_ms))
             if key == (partition, run_id):
                 mine = state
         return reported if mine is None else self._apply_or_report(mine, record, reported)
