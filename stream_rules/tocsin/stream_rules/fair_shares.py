@@ -93,7 +93,8 @@ class FairShares:
         runs = {
             key: run
             for number, _, run in self._engine.runs()
-            if (key := (number, run.state.run_id)) not in postponed
+            # One that is parked must not be written: it may be another worker's already.
+            if number in tick.owned and (key := (number, run.state.run_id)) not in postponed
         }
         alive = sum(not (run.state.ended or run.state.lost) for run in runs.values())
         shed = {key: run.state.shedding.tiers for key, run in runs.items() if not run.expired}
@@ -136,7 +137,7 @@ class FairShares:
                 self._nudge()
                 break
         self._fairness.spent_on_postponed(now_s - began_s)
-        for run in () if lags else self._engine.rejoin():
+        for run in () if lags else self._engine.rejoin(tick.owned):
             _log(run.state.run_id, "the run was postponed, and has caught up", reason="")
             self._restart()
         clocks_ms = [state.clock_ms for state in self._engine.postponed().values()]

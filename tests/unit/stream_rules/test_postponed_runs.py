@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -14,6 +14,7 @@ from tocsin.bus.port import Partition, Record
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.second_reader import ReadAgain
 from tocsin.runtime.service import Tick
+from tocsin.schemas.records.collections import Tier
 from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.snapshots import Snapshot
@@ -21,7 +22,7 @@ from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, telemetry_partition
 from tocsin.stream_rules.engine.configured_rules import rule_specs
 from tocsin.stream_rules.engine.episodes import Reported
-from tocsin.stream_rules.engine.fairness import Fairness, FairnessPolicy
+from tocsin.stream_rules.engine.fairness import Decision, Fairness, FairnessPolicy, RunKey
 from tocsin.stream_rules.engine.partitions import PartitionEngine, UnusableRecord
 from tocsin.stream_rules.engine.rule_times import RuleTimes
 from tocsin.stream_rules.fair_shares import FairShares
@@ -124,7 +125,7 @@ class Worker:
         if self.again < self.next:
             taken_in(self.engine.catch_up, self.records[self.again], self.found)
             self.again += 1
-        if self.engine.rejoin():
+        if self.engine.rejoin({NUMBER}):
             self.again = None
             # A round of a worker ends with a checkpoint then, as the run is urgent.
             self.checkpoint(torn=False)
@@ -161,7 +162,7 @@ class Worker:
         for run_id in sorted({run_id for run_id, _ in self.saved}):
             states = {rule: one for (name, rule), one in self.saved.items() if name == run_id}
             self.engine.adopt(NUMBER, run_id, states, next_offset=self.committed)
-        if self.engine.rejoin():
+        if self.engine.rejoin({NUMBER}):
             self.checkpoint(torn=False)
 
 
@@ -368,10 +369,10 @@ def test_without_that_they_wait_for_all_that_the_run_sends() -> None:
     assert small_s - 260 > 200
 
 
-def shares_of(engine: PartitionEngine) -> FairShares:
+def shares_of(engine: PartitionEngine, fairness: Fairness | None = None) -> FairShares:
     return FairShares(
         engine,
-        Fairness(),
+        fairness or Fairness(),
         telemetry=TOPICS.telemetry,
         wall_s=clock,
         metrics=Metrics(),
@@ -446,3 +447,32 @@ def test_what_was_read_of_a_partition_that_is_given_up_is_read_again() -> None:
     shares.read_again(ReadAgain(records[5:], {}, before.turn))
     shares.catch_up(Tick(START_MS, frozenset({NUMBER})), 60.0)
     assert shares.second_reading().places == before.places
+
+
+class Postponing(Fairness):
+    """Postpones the huge run at the end of each round, if it is there."""
+
+    def round(self, now_ms: int, lag_ms: int | None) -> bool:
+        return True
+
+    def close(self, now_ms: int, *, runs: int, shed: Mapping[RunKey, Set[Tier]]) -> Decision:
+        return Decision("postpone", "a test", (NUMBER, "huge"))
+
+
+@pytest.mark.parametrize("postponed", [False, True])
+def test_no_run_of_a_partition_that_is_given_up_changes_its_place(postponed: bool) -> None:
+    """It may be another worker's already, and what is written of it here would outlive that."""
+    records = flood(seconds=20, until=20, nan_at=99)
+    fairness = Postponing()
+    rules = RulesService(TOPICS, only(CostlySteps), fairness=fairness)
+    ours = frozenset({NUMBER}) if postponed else frozenset[int]()
+    rules.apply(records, Tick(START_MS, ours, lag_ms=60_000))
+    assert bool(rules.engine.postponed()) == postponed
+    rules.snapshots(force=True)
+    # It is parked, as it may come back; the others do not lag any more.
+    rules.apply([], Tick(START_MS + 60_000, frozenset()))
+    assert bool(rules.engine.postponed()) == postponed
+    assert not rules.wants_checkpoint()
+    assert not rules.snapshots(force=False)
+    rules.apply([], Tick(START_MS + 61_000, frozenset({NUMBER})))
+    assert rules.wants_checkpoint()

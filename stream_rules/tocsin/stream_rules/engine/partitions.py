@@ -192,12 +192,13 @@ class PartitionEngine:
             if number == partition:
                 state.next_offset = max(state.next_offset, min(offset, main.next_offset))
 
-    def rejoin(self) -> list[RunEngine]:
-        """End the postponement of the runs that have caught up with the others; returns these."""
+    def rejoin(self, partitions: Collection[int]) -> list[RunEngine]:
+        """End the postponement of the runs of these partitions that have caught up with the others;
+        returns them."""
         caught_up = [
             (number, run_id)
             for (number, run_id), state in self._postponed.items()
-            if state.next_offset >= self._partition(number).next_offset
+            if number in partitions and state.next_offset >= self._partition(number).next_offset
         ]
         runs = []
         for number, run_id in caught_up:
