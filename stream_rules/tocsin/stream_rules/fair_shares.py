@@ -69,8 +69,10 @@ class FairShares:
         self._postponements = 0
 
     def spent(self, run: RunKey, seconds: float) -> None:
-        """A record of the run, which is not postponed, took so long."""
-        self._fairness.spent(run, seconds)
+        """A record of the run took so long; that one which is postponed was passed over is not of
+        its rules."""
+        if run not in self._engine.postponed():
+            self._fairness.spent(run, seconds)
 
     def release(self, partitions: Collection[int]) -> None:
         """Drop what is of partitions that another worker owns now."""

@@ -459,6 +459,22 @@ class Postponing(Fairness):
         return Decision("postpone", "a test", (NUMBER, "huge"))
 
 
+def test_passing_it_over_is_no_time_of_its_rules() -> None:
+    """Else it could have the largest share, though it cannot give way once more, and nobody would
+    in its place."""
+    records = flood(seconds=5, until=5, nan_at=99)
+    engine, fairness = PartitionEngine(only(CostlySteps)), Fairness()
+    shares = shares_of(engine, fairness)
+    for record in records:
+        engine.apply(record)
+    assert engine.postpone(NUMBER, "huge", "a test")
+    shares.spent((NUMBER, "huge"), 8.0)
+    shares.spent((NUMBER, beside(0)), 1.0)
+    shares.decide(Tick(START_MS, frozenset({NUMBER})))
+    shares.decide(Tick(START_MS + fairness.policy.window_ms, frozenset({NUMBER})))
+    assert fairness.largest_share == 1.0
+
+
 @pytest.mark.parametrize("postponed", [False, True])
 def test_no_run_of_a_partition_that_is_given_up_changes_its_place(postponed: bool) -> None:
     """It may be another worker's already, and what is written of it here would outlive that."""
