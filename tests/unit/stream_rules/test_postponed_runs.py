@@ -492,3 +492,33 @@ def test_no_run_of_a_partition_that_is_given_up_changes_its_place(postponed: boo
     assert not rules.snapshots(force=False)
     rules.apply([], Tick(START_MS + 61_000, frozenset({NUMBER})))
     assert rules.wants_checkpoint()
+
+
+def saved(rules: RulesService) -> list[Record]:
+    """Its states, as the bus has them."""
+    written = [o for o in rules.snapshots(force=True) if o.partition.topic == TOPICS.state]
+    return [Record(o.partition, at, 0, o.key, o.value, o.headers) for at, o in enumerate(written)]
+
+
+@pytest.mark.parametrize("lag_ms", [0, 60_000])
+def test_in_a_log_that_was_created_anew_it_begins_at_once(lag_ms: int) -> None:
+    """As a run does that is not postponed: its place is that of the log that is gone."""
+    before = RulesService(TOPICS, only(CostlySteps), fairness=Postponing())
+    before.apply(flood(seconds=20, until=20, nan_at=99), Tick(START_MS, frozenset({NUMBER})))
+    assert before.engine.postponed()
+    after = RulesService(TOPICS, only(CostlySteps))
+    after.restore(NUMBER, saved(before))
+    after.restored(NUMBER, None)
+    run = RunBuilder("huge")
+    run.now_ms = START_MS + 3_600_000
+    run.boot = "another"
+    run.started()
+    run.steps([1, 2, 3], loss=1.0)
+    run.wait(1)
+    run.steps([4], loss=1.0)
+    after.apply(in_order([run]), Tick(run.now_ms, frozenset({NUMBER}), lag_ms=lag_ms))
+    assert not after.engine.postponed()
+    again = after.engine.run("huge")
+    assert again is not None
+    assert again.state.last_step == 4
+    assert again.state.missing == 0

@@ -259,7 +259,8 @@ class PartitionEngine:
 
     def stale_run(self, run_id: str, record: Record) -> RunEngine | None:
         """The record's run, if its state was made of another log than the record is in."""
-        state = self._partitions.get(record.partition.number)
+        number = record.partition.number
+        state = self._postponed.get((number, run_id)) or self._partitions.get(number)
         run = None if state is None else state.runs.get(run_id)
         if run is None or not run.is_of_another_log(record.offset, record.append_ms):
             return None
