@@ -371,7 +371,8 @@ class RulesService(Service):
         for number, state, run in self.engine.runs():
             written += [self._view(number, e, e.offset, e.state.heard_ms) for e in run.earlier]
             run.earlier.clear()
-            if run.expired:
+            # One that is postponed may go on in what was not read yet.
+            if run.expired and not run.state.postponed:
                 written += self._tombstones(number, run)
                 self._drop(number, run.state.run_id)
             elif run.dirty:

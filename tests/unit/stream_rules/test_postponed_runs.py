@@ -25,6 +25,7 @@ from tocsin.stream_rules.engine.episodes import Reported
 from tocsin.stream_rules.engine.fairness import Decision, Fairness, FairnessPolicy, RunKey
 from tocsin.stream_rules.engine.partitions import PartitionEngine, UnusableRecord
 from tocsin.stream_rules.engine.rule_times import RuleTimes
+from tocsin.stream_rules.engine.run import KEEP_MS
 from tocsin.stream_rules.fair_shares import FairShares
 from tocsin.stream_rules.outcomes import Moment, Outcomes
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
@@ -479,8 +480,7 @@ def test_passing_it_over_is_no_time_of_its_rules() -> None:
 def test_no_run_of_a_partition_that_is_given_up_changes_its_place(postponed: bool) -> None:
     """It may be another worker's already, and what is written of it here would outlive that."""
     records = flood(seconds=20, until=20, nan_at=99)
-    fairness = Postponing()
-    rules = RulesService(TOPICS, only(CostlySteps), fairness=fairness)
+    rules = RulesService(TOPICS, only(CostlySteps), fairness=Postponing())
     ours = frozenset({NUMBER}) if postponed else frozenset[int]()
     rules.apply(records, Tick(START_MS, ours, lag_ms=60_000))
     assert bool(rules.engine.postponed()) == postponed
@@ -522,3 +522,37 @@ def test_in_a_log_that_was_created_anew_it_begins_at_once(lag_ms: int) -> None:
     assert again is not None
     assert again.state.last_step == 4
     assert again.state.missing == 0
+
+
+def test_its_state_is_kept_while_it_has_records_that_were_passed_over() -> None:
+    """Though it was over for a day by the clock of those that it has read: it may have begun again
+    among the others, and what it sends then would be without a run."""
+    huge, small = RunBuilder("huge"), RunBuilder(beside(0))
+    for builder in (huge, small):
+        builder.started()
+    huge.ended()
+    for builder in (huge, small):
+        builder.wait(KEEP_MS / 1000 + 60)
+    small.heartbeat()
+    huge.incarnation, huge.boot = "made-2", "boot-2"
+    huge.wait(60)
+    huge.started()
+    huge.steps([0, 1], loss=1.0)
+    records = in_order([huge, small])
+    at = next(i for i, r in enumerate(records) if r.append_ms > START_MS + KEEP_MS)
+
+    rules = RulesService(TOPICS, only(CostlySteps), fairness=Postponing())
+    tick = Tick(records[-1].append_ms, frozenset({NUMBER}), lag_ms=60_000)
+    rules.apply(records[:1], tick)
+    assert rules.engine.postponed()
+    rules.apply(records[1:], tick)
+    turn = rules.second_reading().turn
+    for some in (records[1 : at + 1], records[at + 1 :]):
+        rules.read_again(ReadAgain(some, {}, turn))
+        for _ in some:
+            rules.apply([], tick)
+        rules.snapshots(force=False)
+    run = rules.engine.run("huge")
+    assert run is not None
+    assert run.state.incarnation == "made-2"
+    assert run.state.last_step == 1
