@@ -124,8 +124,7 @@ class FairShares:
         reported: list[Reported] = []
         poison: list[Poison] = []
         lags = self._others_lag(tick)
-        began_s = now_s = self._wall_s()
-        until_s = began_s + (LAGGING_SHARE * took_s if lags else max(took_s, LEAST_S))
+        until_s = self._wall_s() + (LAGGING_SHARE * took_s if lags else max(took_s, LEAST_S))
         while (record := self._next(tick.owned)) is not None:
             try:
                 reported += self._engine.catch_up(record)
@@ -134,11 +133,9 @@ class FairShares:
                 poison.append(Poison(record, error.error))
             except RecordError as error:
                 poison.append(Poison(record, error))
-            now_s = self._wall_s()
-            if now_s >= until_s:
+            if self._wall_s() >= until_s:
                 self._nudge()
                 break
-        self._fairness.spent_on_postponed(now_s - began_s)
         for run in () if lags else self._engine.rejoin(tick.owned):
             _log(run.state.run_id, "the run was postponed, and has caught up", reason="")
             self._restart()

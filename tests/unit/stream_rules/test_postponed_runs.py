@@ -556,3 +556,31 @@ def test_its_state_is_kept_while_it_has_records_that_were_passed_over() -> None:
     assert run is not None
     assert run.state.incarnation == "made-2"
     assert run.state.last_step == 1
+
+
+def test_nobody_gives_way_to_others_that_wait_for_the_bus() -> None:
+    """A postponed run is read while they have nothing to do: that keeps the worker busy, but is not
+    why they lag."""
+    huge, *others = runs = [RunBuilder(name) for name in ("huge", beside(0), beside(1))]
+    for run in runs:
+        run.started()
+    for step in range(200):
+        huge.steps([step], loss=1.0)
+    records = in_order(runs)
+    engine, fairness = PartitionEngine(only(CostlySteps)), Fairness()
+    shares = shares_of(engine, fairness)
+    engine.apply(records[0])
+    assert engine.postpone(NUMBER, "huge", "a test")
+    for record in records[1:]:
+        engine.apply(record)
+    shares.read_again(ReadAgain(records[1:], {}, shares.second_reading().turn))
+    for second in range(30):
+        shares.spent((NUMBER, others[0].run_id), 0.01)
+        tick = Tick(START_MS + 1_000 * second, frozenset({NUMBER}), lag_ms=60_000)
+        shares.catch_up(tick, 0.01)
+        for _ in range(3):
+            # Nothing came of the others.
+            shares.catch_up(replace(tick, lag_ms=None), 0.0)
+        shares.decide(tick)
+    assert clock() > 20, "it was busy"
+    assert not any(run.state.shedding.tiers for _, _, run in engine.runs())

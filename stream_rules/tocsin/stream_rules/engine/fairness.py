@@ -47,9 +47,9 @@ class Load:
     """What a worker was at in one window.
 
     `lag_ms` is the least age of the records that it read; `lag_before_ms` that of the window
-    before, None: there was none. `spent_s` is the time of each run that is not postponed,
-    `catch_up_s` that of all others together. `runs` is how many runs are alive and not postponed;
-    `calm` how many windows in a row were without lag.
+    before, None: there was none. `spent_s` is the time of each run that is not postponed: those
+    that are have what the others leave. `runs` is how many runs are alive and not postponed; `calm`
+    how many windows in a row were without lag.
     """
 
     took_ms: int
@@ -58,7 +58,6 @@ class Load:
     spent_s: Mapping[RunKey, float]
     runs: int
     calm: int = 0
-    catch_up_s: float = 0.0
 
     @property
     def largest(self) -> tuple[RunKey, float] | None:
@@ -88,7 +87,7 @@ def decide(load: Load, shed: Mapping[RunKey, Set[Tier]], policy: FairnessPolicy)
     lag_s = load.lag_ms / 1000
     if load.lag_before_ms is None or load.lag_before_ms - load.lag_ms >= load.took_ms / 2:
         return Decision("keep", f"{lag_s:.0f} s behind, and catching up or just started")
-    busy_s = sum(load.spent_s.values()) + load.catch_up_s
+    busy_s = sum(load.spent_s.values())
     if 1000 * busy_s < policy.busy * load.took_ms or load.largest is None:
         return Decision("keep", f"{lag_s:.0f} s behind, but not because of the rules")
     run, share = load.largest
@@ -128,7 +127,6 @@ class Fairness:
         """What the run with the most time used of the time of all, in the last window: 0 to 1."""
         self._began_ms: int | None = None
         self._spent_s: dict[RunKey, float] = {}
-        self._catch_up_s = 0.0
         self._lag_ms: int | None = None
         self._lag_before_ms: int | None = None
         self._calm = 0
@@ -136,10 +134,6 @@ class Fairness:
     def spent(self, run: RunKey, seconds: float) -> None:
         """A record of the run took the rules so long."""
         self._spent_s[run] = self._spent_s.get(run, 0.0) + seconds
-
-    def spent_on_postponed(self, seconds: float) -> None:
-        """Records of runs that are postponed took the rules so long."""
-        self._catch_up_s += seconds
 
     def round(self, now_ms: int, lag_ms: int | None) -> bool:
         """A round has ended, whose oldest record was so old when it was read; None: there was none.
@@ -162,13 +156,12 @@ class Fairness:
             spent_s=self._spent_s,
             runs=runs,
             calm=self._calm,
-            catch_up_s=self._catch_up_s,
         )
         self.largest_share = 0.0 if load.largest is None else load.largest[1]
         decision = decide(load, shed, self.policy)
         if decision.action == "judge":
             self._calm = 0
-        self._began_ms, self._spent_s, self._catch_up_s = now_ms, {}, 0.0
+        self._began_ms, self._spent_s = now_ms, {}
         self._lag_before_ms, self._lag_ms = lag_ms, None
         return decision
 

@@ -44,19 +44,11 @@ def test_the_run_that_takes_most_of_the_time_gives_way_tier_by_tier() -> None:
     assert third.why == first.why
 
 
-def test_the_time_of_those_postponed_shows_that_the_worker_is_busy() -> None:
-    load = replace(LAGGING, spent_s={HUGE: 3.0, SMALL: 0.5}, catch_up_s=4.0)
-    assert decided(load, {HUGE: {1, 2}}).action == "postpone"
-    assert decided(replace(load, catch_up_s=0.0)).action == "keep"
-    assert decided(replace(load, spent_s={})).action == "keep"
-
-
 def test_a_window_measures_the_largest_share() -> None:
     fairness = Fairness()
     fairness.round(0, None)
     for run, seconds in ((HUGE, 3.0), (SMALL, 1.0)):
         fairness.spent(run, seconds)
-    fairness.spent_on_postponed(100.0)
     assert fairness.round(POLICY.window_ms, 45_000)
     fairness.close(POLICY.window_ms, runs=2, shed={})
     assert fairness.largest_share == 0.75
