@@ -60,6 +60,15 @@ class Load:
     calm: int = 0
 
     @property
+    def catches_up(self) -> bool:
+        """Whether the lag gets smaller, or is that of partitions that have just come, or come back:
+        no lag of a worker grows faster than time goes by."""
+        if self.lag_before_ms is None:
+            return True
+        grown_ms = self.lag_ms - self.lag_before_ms
+        return not -self.took_ms / 2 < grown_ms <= 2 * self.took_ms
+
+    @property
     def largest(self) -> tuple[RunKey, float] | None:
         """The run with the most time, and its share of the time of those not postponed."""
         if not (total := sum(self.spent_s.values())):
@@ -85,7 +94,7 @@ def decide(load: Load, shed: Mapping[RunKey, Set[Tier]], policy: FairnessPolicy)
     if load.lag_ms <= policy.lag_ms:
         return _recovered(load, shed, policy)
     lag_s = load.lag_ms / 1000
-    if load.lag_before_ms is None or load.lag_before_ms - load.lag_ms >= load.took_ms / 2:
+    if load.catches_up:
         return Decision("keep", f"{lag_s:.0f} s behind, and catching up or just started")
     busy_s = sum(load.spent_s.values())
     if 1000 * busy_s < policy.busy * load.took_ms or load.largest is None:
