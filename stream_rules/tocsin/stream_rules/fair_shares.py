@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import Final
 
-from tocsin.bus.port import Partition, Record
+from tocsin.bus.port import MAX_POLL_BYTES, Partition, Record
 from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.second_reader import ReadAgain, SecondReading
@@ -30,7 +30,8 @@ LAGGING_MS: Final = 2_000
 """The others lag for so long after a record of them that was read late."""
 
 WAITING: Final = 500
-"""So many records that were read again may wait: no more are read until there are less."""
+"""So many records that were read again may wait, of `MAX_POLL_BYTES` together: no more are read
+until there are less."""
 
 
 class FairShares:
@@ -167,8 +168,9 @@ class FairShares:
             self._engine.skip_to(number, records[0].offset)
         return None
 
-    def _waiting(self) -> int:
-        return sum(len(records) for records in self._again.values())
+    def _enough_waits(self) -> bool:
+        sizes = [len(one.value or b"") for records in self._again.values() for one in records]
+        return len(sizes) >= WAITING or sum(sizes) >= MAX_POLL_BYTES
 
     # -- what is read again ----------------------------------------------------------------
 
@@ -179,7 +181,7 @@ class FairShares:
         for (number, _), state in self._engine.postponed().items():
             partition = Partition(self._telemetry, number)
             places[partition] = min(state.next_offset, places.get(partition, state.next_offset))
-        return SecondReading(places, paused=self._waiting() >= WAITING, turn=self._turn)
+        return SecondReading(places, paused=self._enough_waits(), turn=self._turn)
 
     def read_again(self, again: ReadAgain) -> None:
         """As `Service.read_again`."""

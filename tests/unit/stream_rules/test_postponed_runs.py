@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from tocsin.bus.port import Partition, Record
+from tocsin.bus.port import MAX_POLL_BYTES, Partition, Record
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.second_reader import ReadAgain
 from tocsin.runtime.service import Tick
@@ -584,3 +584,19 @@ def test_nobody_gives_way_to_others_that_wait_for_the_bus() -> None:
         shares.decide(tick)
     assert clock() > 20, "it was busy"
     assert not any(run.state.shedding.tiers for _, _, run in engine.runs())
+
+
+@pytest.mark.parametrize(("number", "size", "paused"), [(3, 10, False), (500, 1, True)])
+def test_what_was_read_again_and_waits_has_a_bound(number: int, size: int, paused: bool) -> None:
+    engine = PartitionEngine(only(CostlySteps))
+    shares = shares_of(engine)
+    (record, *_) = flood(seconds=1, until=1, nan_at=99)
+    engine.apply(record)
+    assert engine.postpone(NUMBER, "huge", "a test")
+    read = [replace(record, offset=at, value=bytes(size)) for at in range(1, number + 1)]
+    turn = shares.second_reading().turn
+    shares.read_again(ReadAgain(read, {}, turn))
+    assert shares.second_reading().paused == paused
+    big = replace(record, offset=number + 1, value=bytes(MAX_POLL_BYTES))
+    shares.read_again(ReadAgain([big], {}, turn))
+    assert shares.second_reading().paused
