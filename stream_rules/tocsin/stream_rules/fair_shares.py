@@ -79,6 +79,10 @@ class FairShares:
         """Drop what is of partitions that another worker owns now."""
         self._fairness.release(frozenset(partitions))
         self._restart()
+        if not self._engine.runs():
+            # There may be no round any more that would say so.
+            for name in (names.LARGEST_SHARE, names.POSTPONED_RUNS, names.POSTPONED_SECONDS):
+                self._metrics.set(name, 0)
 
     def settled(self) -> bool:
         """Whether no run is postponed."""

@@ -11,7 +11,9 @@ from typing import Final
 import pytest
 
 from tocsin.bus.port import MAX_POLL_BYTES, Partition, Record
+from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
+from tocsin.runtime.prometheus_metrics import PrometheusMetrics
 from tocsin.runtime.second_reader import ReadAgain
 from tocsin.runtime.service import Tick
 from tocsin.schemas.records.collections import Tier
@@ -600,3 +602,18 @@ def test_what_was_read_again_and_waits_has_a_bound(number: int, size: int, pause
     big = replace(record, offset=number + 1, value=bytes(MAX_POLL_BYTES))
     shares.read_again(ReadAgain([big], {}, turn))
     assert shares.second_reading().paused
+
+
+def test_with_its_last_runs_go_what_was_measured_of_them() -> None:
+    metrics, policy = PrometheusMetrics(), FairnessPolicy()
+    times = RuleTimes(clock, clock)
+    rules = RulesService(TOPICS, only(CostlySteps), times=times, metrics=metrics)
+    tick = Tick(START_MS, frozenset({NUMBER}), lag_ms=60_000)
+    rules.apply(flood(seconds=20, until=20, nan_at=99), tick)
+    (number, _, run), *_ = rules.engine.runs()
+    assert rules.engine.postpone(number, run.state.run_id, "a test")
+    rules.apply([], replace(tick, now_ms=START_MS + policy.window_ms))
+    gauges = (names.LARGEST_SHARE, names.POSTPONED_RUNS)
+    assert all(metrics.value(name) for name in gauges)
+    rules.release({NUMBER})
+    assert not any(metrics.value(name) for name in (*gauges, names.POSTPONED_SECONDS))
