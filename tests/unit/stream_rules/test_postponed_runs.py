@@ -27,7 +27,7 @@ from tocsin.stream_rules.engine.episodes import Reported
 from tocsin.stream_rules.engine.fairness import Decision, Fairness, FairnessPolicy, RunKey
 from tocsin.stream_rules.engine.partitions import PartitionEngine, UnusableRecord
 from tocsin.stream_rules.engine.rule_times import RuleTimes
-from tocsin.stream_rules.engine.run import KEEP_MS
+from tocsin.stream_rules.engine.run import KEEP_MS, RUN_KEY
 from tocsin.stream_rules.fair_shares import FairShares
 from tocsin.stream_rules.outcomes import Moment, Outcomes
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
@@ -242,6 +242,24 @@ def test_a_bus_that_was_away_is_no_silence_of_a_postponed_run_either(
         found += engine.catch_up(record)
     assert bool(said(expected)) == bool(lost_s)
     assert said(found) == said(expected)
+
+
+def test_a_run_whose_first_checkpoint_was_torn_is_not_postponed_before_it_begins_anew() -> None:
+    """It would be saved without rules, which whoever reads that took for new ones."""
+    records = flood(seconds=1, until=1, nan_at=99)
+    engine = PartitionEngine(SPECS)
+    for record in records:
+        engine.apply(record)
+    run = engine.run("huge")
+    assert run is not None
+    *rules, own = run.snapshots(next_offset=len(records), clock_ms=START_MS, software="")
+    assert own.rule == RUN_KEY
+    engine = PartitionEngine(SPECS)
+    engine.adopt(NUMBER, "huge", {one.rule: one for one in rules}, next_offset=0)
+    assert not engine.postpone(NUMBER, "huge", "a test")
+    for record in records:
+        engine.apply(record)
+    assert engine.postpone(NUMBER, "huge", "a test")
 
 
 # -- the service

@@ -138,11 +138,12 @@ class PartitionEngine:
     # -- runs that are postponed -----------------------------------------------------------
 
     def postpone(self, partition: int, run_id: str, why: str) -> bool:
-        """Read this run later than the others, from here on. False: not yet, as its state was saved
-        with more records than were read since, and cannot be saved again before they are."""
+        """Read this run later than the others, from here on. False: not yet, as it has not begun,
+        or its state was saved with more records than were read since, and cannot be saved again
+        before they are."""
         state = self._partitions[partition]
         run = state.runs[run_id]
-        if run.covers > state.next_offset:
+        if not run.state.incarnation or run.covers > state.next_offset:
             return False
         del state.runs[run_id]
         state.due.pop(run_id, None)
