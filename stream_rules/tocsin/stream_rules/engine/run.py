@@ -333,6 +333,8 @@ class RunEngine:
             at = Moment(now_ms=due_ms, run=self.state)
             found = instance.call(_timer(at), at, fails_as=self._failing, input_seen=False)
             reported += [self._with_detail_request(one) for one in self._with_causes(found, at)]
+            # Before the next checkpoint, which may be torn: what is saved of a fault was compared.
+            reported += self._restart_loop(at)
         return reported
 
     def _failures(self, now_ms: int) -> list[Reported]:

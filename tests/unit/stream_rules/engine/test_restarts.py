@@ -11,7 +11,8 @@ from support.rules.restarts import told_with_restarts
 from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.stream_rules.engine.configured_rules import rule_specs
-from tocsin.stream_rules.testing import RunBuilder, issues_of, only
+from tocsin.stream_rules.engine.partitions import PartitionEngine
+from tocsin.stream_rules.testing import START_MS, RunBuilder, issues_of, only
 
 NAN = math.nan
 
@@ -175,3 +176,20 @@ def test_a_configuration_may_name_the_rule(again: bool) -> None:
     specs = rule_specs([RuleEntry(name=name, use=name) for name in names], defaults="none")
 
     assert issues_of(run.records, "rule_has_no_input", specs=specs) == []
+
+
+def test_a_fault_that_a_timer_finds_is_compared_before_a_checkpoint() -> None:
+    """Else a checkpoint that is torn keeps the fault alone, and nobody compares it any more."""
+    run = RunBuilder()
+    for incarnation in ("first", "second"):
+        run.incarnation, run.boot = incarnation, f"boot of {incarnation}"
+        run.started()
+        run.steps(range(15), loss=1.0, gradient_norm=1.0, gradient_nonfinite=0)
+        run.tensors(15, "gradients", ["a", "b"], nans={"a": 2})
+        run.wait(60)
+    engine = PartitionEngine(rule_specs())
+    found = [one.issue for record in run.records for one in engine.apply(record)]
+    assert [one.rule for one in found if one.rule == "restart_loop"] == []
+    number = run.records[0].partition.number
+    later = engine.tick(number, run.now_ms, since_ms=START_MS)
+    assert {"nonfinite", "restart_loop"} <= {one.issue.rule for one in later}
