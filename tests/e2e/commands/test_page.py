@@ -82,7 +82,10 @@ def lived(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         )  # fmt: skip
     try:
         with served_by_process(folder, environ=environ) as served:
-            yield Lived(folder, browser.at(served.base), process)
+            page = browser.at(served.base)
+            page.open("/")
+            page.reads(RUN)
+            yield Lived(folder, page, process)
     finally:
         end(process)
 
