@@ -12,7 +12,6 @@ from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.second_reader import ReadAgain, SecondReading
 from tocsin.runtime.service import Poison, Tick
-from tocsin.schemas.errors import RecordError
 from tocsin.stream_rules.engine.episodes import Reported
 from tocsin.stream_rules.engine.fairness import Fairness, RunKey
 from tocsin.stream_rules.engine.partitions import PartitionEngine, UnusableRecord
@@ -136,8 +135,6 @@ class FairShares:
             except UnusableRecord as error:
                 reported += error.reported
                 poison.append(Poison(record, error.error))
-            except RecordError as error:
-                poison.append(Poison(record, error))
             if self._wall_s() >= until_s:
                 self._nudge()
                 break

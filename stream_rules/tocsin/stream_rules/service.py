@@ -290,8 +290,6 @@ class RulesService(Service):
             except UnusableRecord as error:
                 self._reported += error.reported
                 poison.append(Poison(record, error.error))
-            except RecordError as error:
-                poison.append(Poison(record, error))
             ended_s = self._times.wall_s()
             self._shares.spent((number, run_id), ended_s - began_s)
             began_s = ended_s

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 from tocsin.bus.port import Record
-from tocsin.schemas.errors import RecordError
 from tocsin.schemas.ids import issue_id
 from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.stream_rules.custom.call_guard import Guard, GuardedSpec, OutOfMemory
@@ -145,7 +144,6 @@ class ChildEngine:
                 error.__cause__, MemoryError
             ):
                 raise OutOfMemory(self._guard.culprit()) from error
-        except RecordError as error:
             # The worker has read it too, and puts it among the dead letters.
             logger.debug("record passed over", extra={"action": "rules", "reason": str(error)})
 

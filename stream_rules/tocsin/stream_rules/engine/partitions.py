@@ -88,7 +88,7 @@ class PartitionEngine:
         from those who write to it: silence before it proves nothing yet.
 
         Raises:
-            RecordError: it cannot be used; the engine has gone on and may be given the next one.
+            UnusableRecord: it cannot be used; the engine has gone on and may be given the next one.
         """
         state = self._partition(record.partition.number)
         state.next_offset = max(state.next_offset, record.offset + 1)
@@ -111,10 +111,7 @@ class PartitionEngine:
         try:
             self._apply(state, record, reported)
         except RecordError as error:
-            if reported:
-                # The issues of the timers must not be lost with the record.
-                raise UnusableRecord(error, reported) from error
-            raise
+            raise UnusableRecord(error, reported) from error
         except Exception as error:
             # One record must not end the rules of all runs, each time that it is read again.
             logger.exception("record not understood", extra={"action": "rules"})
@@ -164,7 +161,7 @@ class PartitionEngine:
 
     def catch_up(self, record: Record) -> list[Reported]:
         """Take in a record that is read again, for those that are postponed; one that `apply` has
-        passed over. Raises RecordError, as `apply`."""
+        passed over. Raises UnusableRecord."""
         number, key = record.partition.number, _key(record)
         back_ms = self._partition(number).back_ms
         if back_ms is not None and record.append_ms < back_ms:
@@ -341,7 +338,8 @@ class PartitionEngine:
 
 
 class UnusableRecord(RecordError):
-    """A record that cannot be used, after timers may have found issues. `reported` are these."""
+    """A record that cannot be used, and why. `reported` are the issues that timers found before:
+    they must not be lost with it."""
 
     def __init__(self, error: RecordError, reported: list[Reported]) -> None:
         super().__init__(str(error))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tocsin.bus.port import Record
-from tocsin.schemas.errors import RecordError
 from tocsin.stream_rules.engine.configured_rules import RuleSpec, rule_specs
 from tocsin.stream_rules.engine.episodes import Reported
 from tocsin.stream_rules.engine.partitions import PartitionEngine, UnusableRecord
@@ -36,8 +35,6 @@ def replay(
             reported += engine.apply(record)
         except UnusableRecord as error:
             reported += error.reported
-        except RecordError:
-            continue
     if until_ms is not None:
         for partition in sorted(partitions):
             reported += engine.tick(partition, until_ms, since_ms=0)

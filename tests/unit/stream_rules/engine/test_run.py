@@ -307,8 +307,9 @@ def test_a_bad_record_is_refused_and_the_next_is_taken(which: int) -> None:
     bad, error = bad_records(run.records[1])[which]
     engine = PartitionEngine(rule_specs())
     engine.apply(run.records[0])
-    with pytest.raises(error):
+    with pytest.raises(UnusableRecord) as caught:
         engine.apply(bad)
+    assert isinstance(caught.value.error, error)
     run.steps([2], loss=NAN)
     assert len(engine.apply(run.records[-1])) == 1
 
