@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final
 
-from tocsin.bus.port import BusUnavailable, Partition, Reader, Record
+from tocsin.bus.port import BusUnavailable, FencedMember, Partition, Reader, Record
 
 QUIET_S: Final = 10.0
 """How long to wait for the next record that is there by the bus's own account."""
@@ -39,6 +40,18 @@ async def read_to_end(
             raise BusUnavailable(
                 f"no records came for {quiet_s:g} s, though the bus says there are more"
             )
+
+
+async def reached(reader: Reader, partition: Partition) -> int:
+    """Where the next poll goes on in a partition: past what retention has removed, which no record
+    shows. 0 where the reader does not know. Blocks for a second at most.
+    """
+    try:
+        async with asyncio.timeout(_POLL_S):
+            return await reader.position(partition)
+    except (BusUnavailable, FencedMember, TimeoutError, ValueError):
+        # It is being looked for, or the partition is about to go.
+        return 0
 
 
 async def _behind(reader: Reader, ends: Mapping[Partition, int]) -> bool:

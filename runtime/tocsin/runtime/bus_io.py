@@ -17,13 +17,13 @@ from tocsin.bus.port import (
     Bus,
     BusUnavailable,
     Consumer,
-    FencedMember,
     From,
     Partition,
     Producer,
     Reader,
     Record,
 )
+from tocsin.bus.reading import reached
 from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.offsets import Offsets, Positions
@@ -242,14 +242,7 @@ class Wiring:
         """Where the next poll goes on in an input partition: past what retention has removed, which
         no record says. 0 where the consumer does not know. Blocks for a second at most.
         """
-        if self.consumer is None:
-            return 0
-        try:
-            async with asyncio.timeout(_POLL_S):
-                return await self.consumer.position(partition)
-        except (BusUnavailable, FencedMember, TimeoutError, ValueError):
-            # It is being looked for, or the partition is about to go.
-            return 0
+        return 0 if self.consumer is None else await reached(self.consumer, partition)
 
     async def note_parked(self, numbers: Collection[int]) -> None:
         """Partitions are about to be parked: where what is restored of them ends now."""

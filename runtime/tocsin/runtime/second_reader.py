@@ -8,9 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from tocsin.bus.port import Bus, BusUnavailable, From, Partition, Reader, Record
-
-_POSITION_S: Final = 1.0
+from tocsin.bus.port import Bus, From, Partition, Reader, Record
+from tocsin.bus.reading import reached
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,9 @@ class SecondReader:
             return ()
         records = await reader.poll(timeout_s=timeout_s, max_records=max_records)
         if not records:
-            self._reached = await _positions(reader, self._reads)
+            partitions = self._reads
+            places = await asyncio.gather(*(reached(reader, one) for one in partitions))
+            self._reached = dict(zip(partitions, places, strict=True))
         return records
 
     def keep(self, records: Sequence[Record]) -> None:
@@ -111,15 +112,3 @@ class SecondReader:
         self._reads, self._records, self._reached = frozenset(), [], {}
         if reader is not None:
             await reader.close()
-
-
-async def _positions(reader: Reader, partitions: frozenset[Partition]) -> dict[Partition, int]:
-    places: dict[Partition, int] = {}
-    for partition in partitions:
-        try:
-            async with asyncio.timeout(_POSITION_S):
-                places[partition] = await reader.position(partition)
-        except (BusUnavailable, TimeoutError, ValueError):
-            # It is being looked for.
-            continue
-    return places
