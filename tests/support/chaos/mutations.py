@@ -64,7 +64,7 @@ def mutate_engine(mutation: str) -> None:
 
         def without_offset(self: RunEngine, *args: object) -> None:
             restore(self, *args)  # type: ignore[arg-type]
-            self._covers = 0
+            self.covers = 0
             for instance in self.instances:
                 instance.covers = 0
 

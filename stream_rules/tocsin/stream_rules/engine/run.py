@@ -73,7 +73,8 @@ class RunEngine:
         self._specs = specs
         self._references: Final = references or References()
         self._times: Final = times
-        self._covers = 0
+        self.covers = 0
+        """The offset of the first record that was not applied when the run's state was saved."""
         self.saved_rules: frozenset[str] = frozenset()
         """Of whom a state was read, whether they are still rules of this worker or not."""
         self._restored: dict[str, Snapshot] = {}
@@ -97,7 +98,7 @@ class RunEngine:
         if isinstance(value, Event) and isinstance(value.data, RuleReleased):
             self._release(value.data, offset)
             return []
-        known = offset < self._covers
+        known = offset < self.covers
         standing = self.state.standing(value, meta)
         if not known:
             under_way = meta.seq > 0 and meta.boot not in self.state.sequences
@@ -159,11 +160,6 @@ class RunEngine:
         """End the postponement: the run has caught up with the others."""
         self.state.postponed = ""
         self.dirty = self.urgent = True
-
-    @property
-    def covers(self) -> int:
-        """The offset of the first record that was not applied when the run's state was saved."""
-        return self._covers
 
     def _release(self, data: RuleReleased, offset: int) -> None:
         """A person has the rule tried again; it begins without a memory, and reports that."""
@@ -412,7 +408,7 @@ class RunEngine:
                 saved.append(snapshot(instance.spec.name, instance.version, instance.snapshot()))
                 # What it failed at in this moment is saved the next time.
                 instance.touched = instance.unreported
-        if not changed or self._covers <= next_offset:
+        if not changed or self.covers <= next_offset:
             saved.append(snapshot(RUN_KEY, RUN_STATE_VERSION, pack(dump_state(self.state))))
         return saved
 
@@ -463,7 +459,7 @@ class RunEngine:
         except MalformedRecord as error:
             _cold(own, str(error))
             return
-        self._covers = own.next_offset
+        self.covers = own.next_offset
         self._equip(0, "there was no such rule before")
 
     def is_of_another_log(self, offset: int, append_ms: int) -> bool:
@@ -489,7 +485,7 @@ class RunEngine:
         it did not have them, and what is read once more is not the whole run."""
         for instance in self.instances:
             if instance.spec.name not in self._restored:
-                instance.covers = max(instance.covers, self._covers)
+                instance.covers = max(instance.covers, self.covers)
 
     def _equip(self, offset: int, unsaved: str | None) -> None:
         """Fresh instances for the incarnation at hand, or as far as they were saved beyond
@@ -516,7 +512,7 @@ class RunEngine:
                 continue
             try:
                 # One that is older than the run's own state was not called since.
-                covers = max(saved.next_offset, self._covers)
+                covers = max(saved.next_offset, self.covers)
                 instance.restore(saved.payload, covers=covers, version=saved.rule_version)
             except MalformedRecord as error:
                 self._begins_cold(instance, saved, str(error))
