@@ -157,7 +157,8 @@ class Service(Protocol):
         return None
 
     def second_reading(self) -> SecondReading:
-        """Which owned partitions are to be read a second time, for what `apply` has passed over."""
+        """Which partitions are to be read a second time, for what `apply` has passed over. Of those
+        that are not owned nothing is read."""
         return SecondReading()
 
     def read_again(self, again: ReadAgain) -> None:
