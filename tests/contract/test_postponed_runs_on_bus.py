@@ -120,6 +120,15 @@ def worker_on(
 
 
 @pytest.fixture
+async def topics(world: World, bus: Bus) -> Topics:
+    """With the telemetry of the runs."""
+    topics = Topics(world.prefix)
+    await bus.init(topics.specs())
+    await send(bus, telemetry(topics))
+    return topics
+
+
+@pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that are postponed get no more time than the others, however little that is; after a
     restart, one run is taken up in each round."""
@@ -129,11 +138,9 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("slow")
 async def test_it_loses_nothing_when_its_workers_die(
-    world: World, bus: Bus, monkeypatch: pytest.MonkeyPatch
+    bus: Bus, topics: Topics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topics, metrics = Topics(world.prefix), PrometheusMetrics()
-    await bus.init(topics.specs())
-    await send(bus, telemetry(topics))
+    metrics = PrometheusMetrics()
     for point in POINTS:
         worker, _ = worker_on(bus, topics, 100, dies_at=point, metrics=metrics)
         assert not await work(worker), f"it should have died: {point}"
@@ -157,12 +164,10 @@ async def test_it_loses_nothing_when_its_workers_die(
 
 @pytest.mark.usefixtures("slow")
 async def test_it_goes_on_where_the_log_goes_on(
-    world: World, bus: Bus, monkeypatch: pytest.MonkeyPatch
+    world: World, bus: Bus, topics: Topics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What retention has removed never comes; the run must not wait for it for ever."""
-    topics, metrics = Topics(world.prefix), PrometheusMetrics()
-    await bus.init(topics.specs())
-    await send(bus, telemetry(topics))
+    metrics = PrometheusMetrics()
     worker, _ = worker_on(bus, topics, 100, dies_at="committed", metrics=metrics)
     assert not await work(worker)
     place = Partition(topics.telemetry, NUMBER)

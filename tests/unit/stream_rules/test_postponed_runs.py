@@ -10,6 +10,7 @@ from typing import Final
 
 import pytest
 
+from support.rules.made_rules import counting_rule
 from tocsin.bus.port import MAX_POLL_BYTES, Partition, Record
 from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
@@ -30,7 +31,7 @@ from tocsin.stream_rules.engine.rule_times import RuleTimes
 from tocsin.stream_rules.engine.run import KEEP_MS, RUN_KEY
 from tocsin.stream_rules.fair_shares import FairShares
 from tocsin.stream_rules.outcomes import Moment, Outcomes
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar
+from tocsin.stream_rules.rule import Params, Rule, scalar
 from tocsin.stream_rules.rules.about_rules.telemetry_gap import TelemetryGap
 from tocsin.stream_rules.rules.numerical.nonfinite import Nonfinite
 from tocsin.stream_rules.rules.progress.telemetry_lost import TelemetryLost
@@ -273,17 +274,7 @@ class _Seen:
 class CostlySteps(Rule[Params, _Seen]):
     """Takes a quarter of a second for each record of scalars of the huge run."""
 
-    meta = RuleMeta(
-        name="costly_steps",
-        version=1,
-        family="numerical",
-        meaning="",
-        severity="info",
-        inputs=(scalar("*", mode=None),),
-        remedy="",
-        params=Params,
-        does_not_see="",
-    )
+    meta = counting_rule("costly_steps", scalar("*", mode=None))
     state_type = _Seen
     now_s = 0.0
 
@@ -401,6 +392,16 @@ def shares_of(engine: PartitionEngine, fairness: Fairness | None = None) -> Fair
     )
 
 
+def postponed_in(records: Sequence[Record]) -> tuple[PartitionEngine, FairShares]:
+    """The huge run is postponed after its first record; all others of these were applied."""
+    engine = PartitionEngine(only(CostlySteps))
+    engine.apply(records[0])
+    assert engine.postpone(NUMBER, "huge", "a test")
+    for record in records[1:]:
+        engine.apply(record)
+    return engine, shares_of(engine)
+
+
 def test_it_takes_part_again_only_with_others_that_do_not_lag() -> None:
     """Else both would be as far behind as the others are, and they would wait for it again."""
     records = flood(seconds=20, until=20, nan_at=99)
@@ -432,12 +433,7 @@ def test_it_takes_part_again_only_with_others_that_do_not_lag() -> None:
 
 def test_it_gets_little_time_while_others_lag_and_as_much_as_they_have_else() -> None:
     records = flood(seconds=20, until=20, nan_at=99)
-    engine = PartitionEngine(only(CostlySteps))
-    shares = shares_of(engine)
-    engine.apply(records[0])
-    assert engine.postpone(NUMBER, "huge", "a test")
-    for record in records[1:]:
-        engine.apply(record)
+    _, shares = postponed_in(records)
     shares.read_again(ReadAgain(records[1:], {}, shares.second_reading().turn))
 
     def spent_s(tick: Tick) -> float:
@@ -452,12 +448,7 @@ def test_it_gets_little_time_while_others_lag_and_as_much_as_they_have_else() ->
 
 def test_what_was_read_of_a_partition_that_is_given_up_is_read_again() -> None:
     records = flood(seconds=5, until=5, nan_at=99)
-    engine = PartitionEngine(only(CostlySteps))
-    shares = shares_of(engine)
-    engine.apply(records[0])
-    assert engine.postpone(NUMBER, "huge", "a test")
-    for record in records[1:]:
-        engine.apply(record)
+    _, shares = postponed_in(records)
     before = shares.second_reading()
     shares.read_again(ReadAgain(records[1:], {}, before.turn))
     shares.catch_up(Tick(START_MS, frozenset()), 60.0)
@@ -587,12 +578,7 @@ def test_nobody_gives_way_to_others_that_wait_for_the_bus() -> None:
     for step in range(200):
         huge.steps([step], loss=1.0)
     records = in_order(runs)
-    engine, fairness = PartitionEngine(only(CostlySteps)), Fairness()
-    shares = shares_of(engine, fairness)
-    engine.apply(records[0])
-    assert engine.postpone(NUMBER, "huge", "a test")
-    for record in records[1:]:
-        engine.apply(record)
+    engine, shares = postponed_in(records)
     shares.read_again(ReadAgain(records[1:], {}, shares.second_reading().turn))
     for second in range(30):
         shares.spent((NUMBER, others[0].run_id), 0.01)

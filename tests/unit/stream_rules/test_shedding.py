@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.records.on_bus import data_of, send, work
+from support.rules.made_rules import counting_rule
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Record
 from tocsin.runtime.service import Tick
@@ -32,7 +33,7 @@ from tocsin.stream_rules.engine.partitions import PartitionEngine
 from tocsin.stream_rules.engine.rule_times import RuleTimes
 from tocsin.stream_rules.outcomes import Moment, Outcomes
 from tocsin.stream_rules.reading.shedding import MAX_SPANS, Shedding
-from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
+from tocsin.stream_rules.rule import Params, Rule, scalar, tensors
 from tocsin.stream_rules.rules.about_rules.telemetry_gap import TelemetryGap
 from tocsin.stream_rules.rules.numerical.nonfinite import Nonfinite
 from tocsin.stream_rules.service import RulesService
@@ -51,17 +52,7 @@ class _Seen:
 class Costly(Rule[Params, _Seen]):
     """Takes a quarter of a second for each summary, on a clock of its own."""
 
-    meta = RuleMeta(
-        name="costly",
-        version=1,
-        family="numerical",
-        meaning="",
-        severity="info",
-        inputs=(tensors("*", mode=None), scalar("*", mode=None)),
-        remedy="",
-        params=Params,
-        does_not_see="",
-    )
+    meta = counting_rule("costly", tensors("*", mode=None), scalar("*", mode=None))
     state_type = _Seen
     now_s = 0.0
     seen: ClassVar[list[tuple[str, int]]] = []
