@@ -15,9 +15,9 @@ import pytest
 from support.actions.virtual_actions import VirtualActions
 from support.records.issues import TOPICS, delivery, issue, issue_record, record
 from support.records.signed import signed_record
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.delivery.answer_links import LASTS, AnswerLinks
 from tocsin.actions.delivery.receiver_queues import Notice
-from tocsin.actions.ledger.retry import Outcome
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.console.links.page import POLICY

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from support.records.issues import NOW_MS, TOPICS, issue, issue_record
 from support.servers.fault_server import fault_server
-from tocsin.actions.ledger.ledger import Ledger
-from tocsin.actions.ledger.retry import (
+from tocsin.actions.decision.retry import (
     LONGEST_RETRY_AFTER_MS,
     Outcome,
     RetryPolicy,
     retry_after_ms,
 )
+from tocsin.actions.ledger.ledger import Ledger
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from support.records.issues import TOPICS, issue, issue_record
 from support.servers.editable_chats import BOT, editable_chats
 from support.servers.fault_server import fault_server
-from tocsin.actions.ledger.retry import RetryPolicy
+from tocsin.actions.decision.retry import RetryPolicy
 from tocsin.actions.receivers.chat import kind as chat_kind
 from tocsin.actions.receivers.chat.editable import Telegram
 from tocsin.actions.receivers.registry import ReceiverKinds

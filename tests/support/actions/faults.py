@@ -7,7 +7,7 @@ from email.utils import formatdate
 from typing import Final
 
 from support.records.issues import NOW_MS
-from tocsin.actions.ledger.retry import Failure, Outcome, phrase_of
+from tocsin.actions.decision.retry import Failure, Outcome, phrase_of
 from tocsin.schemas.records.deliveries import DeliveryState
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from support.records.issues import NOW_MS, issue_record
+from tocsin.actions.decision.retry import Outcome, RetryPolicy, decide
 from tocsin.actions.delivery.receiver_queues import Attempted, Notice, ReceiverQueue, ReceiverQueues
-from tocsin.actions.ledger.retry import Outcome, RetryPolicy, decide
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import EVENT_TYPES

@@ -10,12 +10,12 @@ from support.records.issues import TOPICS, issue_record
 from tocsin.actions.decision.decide import Decisions
 from tocsin.actions.decision.notice_times import NoticeTimes
 from tocsin.actions.decision.planned import STOP
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.decision.routing import Routing
 from tocsin.actions.decision.silences import Silence
 from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue
 from tocsin.actions.delivery.setup import Setup
-from tocsin.actions.ledger.retry import Outcome
 from tocsin.bus.port import Outgoing, Record
 from tocsin.runtime.service import Tick
 from tocsin.schemas.configuration.sections import ActionEntry, RuleEntry

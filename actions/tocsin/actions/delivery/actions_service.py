@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final
 
 from tocsin.actions.decision.planned import STOP
+from tocsin.actions.decision.retry import Decision, RetryPolicy
 from tocsin.actions.delivery.control_records import ControlRecords
 from tocsin.actions.delivery.due_deliveries import DueDeliveries
 from tocsin.actions.delivery.followed_runs import FollowedRuns
@@ -25,7 +26,6 @@ from tocsin.actions.delivery.setup import InThread, SetUp, Setup
 from tocsin.actions.delivery.stop_decisions import StopDecisions
 from tocsin.actions.digests.digests import Digests, ReadDigest
 from tocsin.actions.ledger.ledger import Ledger
-from tocsin.actions.ledger.retry import Decision, RetryPolicy
 from tocsin.bus.port import Outgoing, Partition, Record
 from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics

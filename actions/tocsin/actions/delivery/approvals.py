@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Final
 
+from tocsin.actions.decision.retry import Decision
 from tocsin.actions.delivery.stop import renewed
 from tocsin.actions.ledger.ledger import Change, Ledger
-from tocsin.actions.ledger.retry import Decision
 from tocsin.bus.port import Record
 from tocsin.schemas.configuration.sections import ApproveOptions
 from tocsin.schemas.errors import RecordError

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
-from tocsin.actions.ledger.retry import Decision, Outcome, is_temporary
+from tocsin.actions.decision.retry import Decision, Outcome, is_temporary
 from tocsin.schemas.records.deliveries import Delivery
 
 GONE: Final = (

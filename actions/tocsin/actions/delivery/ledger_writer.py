@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tocsin.actions.delivery.failures import FailureReports
+from tocsin.actions.decision.retry import Decision
+from tocsin.actions.delivery.failure_reports import FailureReports
 from tocsin.actions.delivery.records import delivery_record, tombstone
 from tocsin.actions.ledger.ledger import Change, Ledger
-from tocsin.actions.ledger.retry import Decision
 from tocsin.bus.port import Outgoing, Record
 from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from tocsin.actions.decision.planned import STOP, Planned
+from tocsin.actions.decision.retry import Decision
 from tocsin.actions.delivery.followed_runs import FollowedRuns
 from tocsin.actions.delivery.grouping import next_repeat, placed
 from tocsin.actions.delivery.order import SUPERSEDED, superseded, waits
@@ -14,7 +15,6 @@ from tocsin.actions.delivery.planner import Intent, Planner
 from tocsin.actions.delivery.receiver_queues import ReceiverQueues
 from tocsin.actions.delivery.records import new_delivery
 from tocsin.actions.ledger.ledger import Change, Ledger
-from tocsin.actions.ledger.retry import Decision
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import (
     FINAL_STATES,

@@ -14,6 +14,7 @@ from tocsin.actions.decision.inhibitions import OpenIssue
 from tocsin.actions.decision.notice_times import NoticeTimes
 from tocsin.actions.decision.open_issues import OpenIssues
 from tocsin.actions.decision.planned import STOP, Held, Planned
+from tocsin.actions.decision.retry import Decision
 from tocsin.actions.decision.silences import Silence
 from tocsin.actions.decision.stop_guards import HOUR_MS, Fleet
 from tocsin.actions.delivery.approvals import pending_approval
@@ -23,7 +24,6 @@ from tocsin.actions.delivery.followed_runs import FollowedRuns
 from tocsin.actions.delivery.records import issue_of, new_delivery, unpublished_event
 from tocsin.actions.delivery.stop import give_up_ms, stop_command
 from tocsin.actions.ledger.ledger import Ledger
-from tocsin.actions.ledger.retry import Decision
 from tocsin.schemas.configuration.sections import StopOptions
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import STARTS, Delivery

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tocsin.actions.decision.retry import Decision, Outcome, too_late
 from tocsin.actions.delivery.circuit import Circuit, CircuitPolicy
-from tocsin.actions.ledger.retry import Decision, Outcome, too_late
 from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
 from tocsin.schemas.errors import RecordError

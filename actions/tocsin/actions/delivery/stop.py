@@ -10,7 +10,7 @@ from typing import Final, cast
 
 from pydantic import JsonValue
 
-from tocsin.actions.ledger.retry import Decision
+from tocsin.actions.decision.retry import Decision
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.schemas.configuration.sections import StopOptions
 from tocsin.schemas.errors import MalformedRecord

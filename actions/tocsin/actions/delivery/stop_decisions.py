@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from tocsin.actions.decision.planned import STOP
+from tocsin.actions.decision.retry import Decision, Outcome
 from tocsin.actions.delivery.control_records import ControlRecords
 from tocsin.actions.delivery.followed_runs import FollowedRuns
 from tocsin.actions.delivery.stop import decide_stop, sent_no_more, why_no_stop, why_over
 from tocsin.actions.ledger.ledger import Change, Ledger
-from tocsin.actions.ledger.retry import Decision, Outcome
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import Issue
 from tocsin.schemas.records.runs_view import RunSeen

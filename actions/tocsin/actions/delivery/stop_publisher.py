@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue
 from tocsin.actions.delivery.stop import signed_record
-from tocsin.actions.ledger.retry import Outcome
 from tocsin.bus.port import Bus, BusUnavailable, Producer
 from tocsin.schemas.signing import SigningKey
 from tocsin.schemas.topics import Topics

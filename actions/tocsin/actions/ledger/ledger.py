@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from tocsin.actions.decision.consequences import Noticed
 from tocsin.actions.decision.planned import STOP
+from tocsin.actions.decision.retry import Decision, Outcome, RetryPolicy, decide
 from tocsin.actions.ledger.final_entries import FinalEntries, Settled
 from tocsin.actions.ledger.message_handles import MessageHandles
 from tocsin.actions.ledger.notice_history import NoticeHistory
 from tocsin.actions.ledger.pending_index import PendingIndex
-from tocsin.actions.ledger.retry import Decision, Outcome, RetryPolicy, decide
 from tocsin.schemas.ids import delivery_id
 from tocsin.schemas.records.deliveries import REPEAT, Attempt, Delivery, DeliveryState
 from tocsin.schemas.records.events import clip

@@ -3,8 +3,8 @@
 What a kind of your own needs is exported here; `docs/reference/receivers.md` shows one.
 """
 
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.delivery.receiver_queues import Notice
-from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.kind import ReceiverContext, ReceiverKind, Sender
 from tocsin.actions.receivers.message import Message, message_for
 from tocsin.schemas.configuration.receivers import ReceiverConfig

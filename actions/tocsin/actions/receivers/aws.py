@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from pydantic import JsonValue
 
+from tocsin.actions.decision.retry import Outcome, phrase_of
 from tocsin.actions.delivery import records
 from tocsin.actions.delivery.receiver_queues import Notice
-from tocsin.actions.ledger.retry import Outcome, phrase_of
 from tocsin.actions.receivers.kind import ConfigT, ReceiverContext, ReceiverKind
 
 if TYPE_CHECKING:

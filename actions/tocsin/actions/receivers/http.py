@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from pydantic import JsonValue, SecretStr
 
+from tocsin.actions.decision.retry import Failure, Outcome, phrase_of
 from tocsin.actions.delivery.receiver_queues import Notice
-from tocsin.actions.ledger.retry import Failure, Outcome, phrase_of
 from tocsin.actions.receivers.address_guard import AddressGuard, watching
 from tocsin.actions.receivers.kind import ConfigT, ReceiverContext, ReceiverKind
 from tocsin.schemas.configuration.sections import TlsConfig

@@ -15,8 +15,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from pydantic import SecretStr
 
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.delivery.receiver_queues import PER_RECEIVER, Notice
-from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.schemas.configuration.problems import Loc, Problem
 from tocsin.schemas.configuration.receivers import ReceiverConfig

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
-from tocsin.actions.ledger.retry import Outcome, is_temporary, retry_after_ms
+from tocsin.actions.decision.retry import Outcome, is_temporary, retry_after_ms
 from tocsin.actions.targets.kind import JobSeen, StopAsked, TargetJob
 from tocsin.schemas.configuration.problems import Loc, Problem
 from tocsin.schemas.configuration.targets import TargetConfig

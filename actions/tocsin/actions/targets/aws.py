@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
-from tocsin.actions.ledger.retry import Outcome
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.receivers.aws import ClientFactory, Service, call, make_client, status_of
 from tocsin.actions.targets.answers import instead, not_seen, stop_asked, succeeded
 from tocsin.actions.targets.kind import JobSeen, StopAsked, TargetJob

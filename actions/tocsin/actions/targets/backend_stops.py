@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tocsin.actions.decision.stop_policy import StopPolicy
-from tocsin.actions.delivery.stop import command_of, sent_ms, was_sent
-from tocsin.actions.ledger.ledger import Change
-from tocsin.actions.ledger.retry import (
+from tocsin.actions.decision.retry import (
     Decision,
     Outcome,
     RetryPolicy,
     backoff_ms,
     retry_after_ms,
 )
+from tocsin.actions.decision.stop_policy import StopPolicy
+from tocsin.actions.delivery.stop import command_of, sent_ms, was_sent
+from tocsin.actions.ledger.ledger import Change
 from tocsin.schemas.records.deliveries import BackendStop, Delivery
 from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.run_view import RunView

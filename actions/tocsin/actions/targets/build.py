@@ -9,10 +9,10 @@ from functools import partial
 from typing import Final
 
 from tocsin.actions.decision.planned import Place
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.decision.stop_policy import StopPolicy
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue, target_queue
 from tocsin.actions.delivery.stop import command_of
-from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.targets.backend_stops import BackendStops
 from tocsin.actions.targets.kind import JobSeen, StopAsked, Target, TargetContext, TargetJob
 from tocsin.actions.targets.registry import TargetKinds

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from pydantic import SecretStr
 
-from tocsin.actions.ledger.retry import Outcome
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.receivers.http import HttpPoster, http_url
 from tocsin.console.context import CommandContext

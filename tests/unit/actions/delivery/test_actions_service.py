@@ -30,9 +30,9 @@ from support.servers.editable_chats import BOT, editable_chats
 from support.servers.fault_server import FaultServer, fault_server
 from support.servers.smtp_server import smtp_server
 from support.waiting import SOON_S, until
+from tocsin.actions.decision.retry import RetryPolicy
 from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.order import SUPERSEDED
-from tocsin.actions.ledger.retry import RetryPolicy
 from tocsin.actions.receivers.chat import kind as chat_kind
 from tocsin.actions.receivers.chat.editable import Telegram
 from tocsin.actions.receivers.registry import ReceiverKinds

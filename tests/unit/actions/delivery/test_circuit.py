@@ -9,9 +9,9 @@ import pytest
 from support.actions.notices import notice
 from support.actions.virtual_actions import VirtualActions
 from support.records.issues import issue
+from tocsin.actions.decision.retry import Decision, Outcome
 from tocsin.actions.delivery.circuit import GONE, CircuitPolicy
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue, ReceiverQueues
-from tocsin.actions.ledger.retry import Decision, Outcome
 from tocsin.runtime import metrics as names
 from tocsin.runtime.prometheus_metrics import PrometheusMetrics
 

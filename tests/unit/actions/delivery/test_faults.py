@@ -12,7 +12,7 @@ import pytest
 from support.actions.faults import FAULTS, Fault
 from support.actions.virtual_actions import VirtualActions
 from support.records.issues import issue
-from tocsin.actions.ledger.retry import Outcome
+from tocsin.actions.decision.retry import Outcome
 
 GIVE_UP_MS = 600_000
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from support.records.issues import NOW_MS, TOPICS, delivery, issue
-from tocsin.actions.delivery.failures import FailureReports
+from tocsin.actions.delivery.failure_reports import FailureReports
 from tocsin.actions.delivery.ledger_writer import LedgerWriter
 from tocsin.actions.delivery.records import delivery_record
 from tocsin.actions.ledger.ledger import Ledger

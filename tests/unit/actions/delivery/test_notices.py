@@ -9,8 +9,8 @@ import pytest
 from support.actions.virtual_notices import START_MS, VirtualNotices
 from support.records.issues import TOPICS, feedback, issue, issue_record, view
 from tocsin.actions.decision.notice_times import NoticeTimes
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.decision.silences import Silence
-from tocsin.actions.ledger.retry import Outcome
 from tocsin.console.feedback.send import feedback_record
 from tocsin.schemas.configuration.receivers import UrgentConfig
 from tocsin.schemas.records.feedback import FeedbackAcknowledged, FeedbackFalseAlarm

@@ -9,8 +9,8 @@ from support.records.issues import NOW_MS, feedback, issue, view
 from tocsin.actions.decision.decide import START_NOT_SENT
 from tocsin.actions.decision.inhibitions import WAIT_MS
 from tocsin.actions.decision.open_issues import OpenIssues
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.delivery.receiver_queues import Notice
-from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.simulation import Simulation
 from tocsin.schemas.configuration.file import SectionRegistry, check_config

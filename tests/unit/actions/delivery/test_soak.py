@@ -12,9 +12,9 @@ import pytest
 
 from support.actions.virtual_actions import VirtualActions
 from support.records.issues import TOPICS, issue
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.ledger import final_entries
-from tocsin.actions.ledger.retry import Outcome
 from tocsin.runtime import metrics as names
 from tocsin.runtime.prometheus_metrics import PrometheusMetrics
 

@@ -9,7 +9,7 @@ import pytest
 from support.actions.virtual_notices import VirtualNotices
 from support.records.issues import NOW_MS, issue, view, view_record
 from tocsin.actions.decision.notice_times import NoticeTimes
-from tocsin.actions.ledger.retry import Outcome
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.receivers.message import message_for
 from tocsin.bus.port import Outgoing
 from tocsin.schemas.ids import delivery_id

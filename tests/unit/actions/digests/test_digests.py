@@ -10,6 +10,7 @@ import pytest
 
 from support.records.issues import NOW_MS, TOPICS, delivery, issue, runs_view, view
 from tocsin.actions.decision.decide import Decisions
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.decision.routing import Routing
 from tocsin.actions.decision.time_windows import TimeWindows
 from tocsin.actions.delivery.actions_service import ActionsService
@@ -17,7 +18,6 @@ from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue
 from tocsin.actions.delivery.setup import Setup
 from tocsin.actions.digests.facts import digest_of
 from tocsin.actions.digests.intervals import ALL_RUNS, DigestReceiver, DueDigest
-from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.message import message_for
 from tocsin.bus.port import BusUnavailable, Outgoing, Record
 from tocsin.runtime.leased_runs import Skip

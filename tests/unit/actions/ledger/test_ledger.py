@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 
 from support.records.issues import NOW_MS, delivery, issue
+from tocsin.actions.decision.retry import Decision, Outcome
 from tocsin.actions.ledger import final_entries
 from tocsin.actions.ledger.final_entries import KEEP_FINAL_MS
 from tocsin.actions.ledger.ledger import Ledger
 from tocsin.actions.ledger.message_handles import MAX_MESSAGES, MessageHandles
-from tocsin.actions.ledger.retry import Decision, Outcome
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.topics import issue_partition
 

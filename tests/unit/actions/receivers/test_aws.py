@@ -22,8 +22,8 @@ from moto.sns.models import sns_backends
 from support.actions.notices import attempted, notice, state
 from support.records.issues import issue
 from support.servers.stubbed_aws import stubbed_session
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.delivery.receiver_queues import ReceiverQueue
-from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.receivers.aws import AwsSender, AwsTarget, Service, make_client
 from tocsin.actions.receivers.chat.apprise_process import AppriseProcess

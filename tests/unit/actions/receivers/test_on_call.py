@@ -12,8 +12,8 @@ from pydantic import SecretStr
 from support.actions.notices import attempted, notice
 from support.records.issues import issue
 from support.servers.fault_server import fault_server
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.delivery.receiver_queues import ReceiverQueue
-from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.receivers.build import Receivers
 from tocsin.actions.receivers.kind import ReceiverContext

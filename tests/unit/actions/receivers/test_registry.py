@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 
 from support.records.issues import TOPICS, issue, issue_record
-from tocsin.actions.ledger.retry import RetryPolicy
+from tocsin.actions.decision.retry import RetryPolicy
 from tocsin.actions.receivers.registry import BUILT_IN, GROUP, ReceiverKinds
 from tocsin.actions.receivers.webhook.kind import Webhook
 from tocsin.actions.service import build_actions_service

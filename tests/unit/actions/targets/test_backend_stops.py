@@ -21,11 +21,11 @@ from support.records.signed import switch_record
 from tocsin.actions.config import decisions_of, routing_of
 from tocsin.actions.decision.decide import Decisions
 from tocsin.actions.decision.planned import STOP
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.decision.stop_policy import StopPolicy
 from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue, target_queue
 from tocsin.actions.delivery.setup import Setup
-from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.targets.backend_stops import SLACK_MS, BackendStops
 from tocsin.actions.targets.build import attempt
 from tocsin.bus.port import Outgoing, Record

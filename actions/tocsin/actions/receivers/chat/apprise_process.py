@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tocsin.actions.ledger.retry import Outcome, phrase_of
+from tocsin.actions.decision.retry import Outcome, phrase_of
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.receivers.chat.child import Result, Task
 from tocsin.schemas.process.own_python import python_command, python_environment

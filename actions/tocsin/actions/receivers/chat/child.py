@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from tocsin.actions.ledger.retry import Failure
+from tocsin.actions.decision.retry import Failure
 from tocsin.actions.receivers.address_guard import AddressGuard, AddressRefused, parse_networks
 from tocsin.actions.receivers.chat.urls import SEVERAL_TARGETS
 

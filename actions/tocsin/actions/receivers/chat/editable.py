@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from pydantic import JsonValue, SecretStr
 
-from tocsin.actions.ledger.retry import Outcome
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.receivers.http import Method
 
 SLACK: Final = "https://slack.com"

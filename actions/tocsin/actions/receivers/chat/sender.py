@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
+from tocsin.actions.decision.retry import RETRIED_STATUSES, Outcome
 from tocsin.actions.delivery.receiver_queues import Notice
-from tocsin.actions.ledger.retry import RETRIED_STATUSES, Outcome
 from tocsin.actions.receivers.chat.apprise_process import AppriseProcess
 from tocsin.actions.receivers.chat.editable import Ask, EditableChat
 from tocsin.actions.receivers.http import HttpPoster

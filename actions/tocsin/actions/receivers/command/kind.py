@@ -13,9 +13,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.delivery.receiver_queues import Notice
 from tocsin.actions.delivery.records import issue_of
-from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.aws import event_text
 from tocsin.actions.receivers.command.child import KEPT, end_group
 from tocsin.actions.receivers.command.config import CommandReceiver

@@ -10,8 +10,8 @@ import ssl
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from tocsin.actions.decision.retry import Failure, Outcome
 from tocsin.actions.delivery.receiver_queues import Notice
-from tocsin.actions.ledger.retry import Failure, Outcome
 from tocsin.actions.receivers.email.body import ID_DOMAIN, Envelope, mail_of
 from tocsin.actions.receivers.email.smtp_server import EmailTarget, SmtpServer
 from tocsin.actions.receivers.kind import MakeReport

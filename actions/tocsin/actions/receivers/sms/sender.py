@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import SecretStr
 
+from tocsin.actions.decision.retry import Outcome, is_temporary
 from tocsin.actions.delivery.receiver_queues import Notice
-from tocsin.actions.ledger.retry import Outcome, is_temporary
 from tocsin.actions.receivers.aws import AT_ONCE, ClientFactory, call, make_client
 from tocsin.actions.receivers.chat.apprise_process import AppriseProcess
 from tocsin.actions.receivers.message import Message, message_for

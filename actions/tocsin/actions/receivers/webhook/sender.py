@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from pydantic import SecretStr
 
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.delivery.receiver_queues import Notice
-from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.http import HttpPoster
 from tocsin.actions.receivers.webhook.bodies import BodyOf, structured
 from tocsin.actions.receivers.webhook.signature import signed_headers

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from pydantic import JsonValue
 
-from tocsin.actions.ledger.retry import phrase_of
+from tocsin.actions.decision.retry import phrase_of
 from tocsin.actions.receivers.address_guard import AddressGuard, watching
 from tocsin.actions.receivers.http import failure_of
 from tocsin.actions.targets.kubernetes.credentials import Cluster

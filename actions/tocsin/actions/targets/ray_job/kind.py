@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from pydantic import JsonValue, SecretStr
 
-from tocsin.actions.ledger.retry import Outcome
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.receivers.http import HttpPoster, Method, http_url, tls_context
 from tocsin.actions.receivers.webhook.endpoint import tls_problems
 from tocsin.actions.targets.answers import (

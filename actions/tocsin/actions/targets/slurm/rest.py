@@ -12,7 +12,7 @@ from typing import Final
 
 from pydantic import JsonValue, SecretStr
 
-from tocsin.actions.ledger.retry import Outcome
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.receivers.http import HttpPoster, Method, http_url, tls_context
 from tocsin.actions.targets.kind import StopAsked, TargetContext
 from tocsin.actions.targets.slurm.config import SlurmRest

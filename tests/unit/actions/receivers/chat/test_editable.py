@@ -20,7 +20,7 @@ from support.servers.editable_chats import (
     EditableChats,
     editable_chats,
 )
-from tocsin.actions.ledger.retry import Outcome
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.receivers.chat.apprise_process import AppriseProcess
 from tocsin.actions.receivers.chat.editable import (

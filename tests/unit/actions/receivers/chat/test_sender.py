@@ -27,7 +27,7 @@ from support.servers.chat_services import (
     ChatServices,
     chat_services,
 )
-from tocsin.actions.ledger.retry import Outcome
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard, parse_networks
 from tocsin.actions.receivers.chat.apprise_process import AppriseProcess, Place, outcome_of
 from tocsin.actions.receivers.chat.child import Result, Task

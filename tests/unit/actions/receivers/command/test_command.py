@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from support.actions.notices import notice, state
 from support.records.issues import issue
 from support.waiting import until
-from tocsin.actions.ledger.retry import Outcome
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.receivers.command.config import CommandReceiver
 from tocsin.actions.receivers.command.kind import Command, CommandSender, CommandTarget

@@ -24,8 +24,8 @@ from support.actions.notices import attempted, notice, state
 from support.records.issues import NOW_MS, issue
 from support.servers.certificates import Authority, authority
 from support.servers.smtp_server import Mailbox, smtp_server
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue
-from tocsin.actions.ledger.retry import Outcome
 from tocsin.actions.receivers.drawing import from_json, to_json
 from tocsin.actions.receivers.email.body import csv_of
 from tocsin.actions.receivers.email.config import SmtpConfig

@@ -13,7 +13,7 @@ from support.actions.notices import notice
 from support.records.issues import issue
 from support.servers.certificates import authority
 from support.servers.chat_services import HOSTS, chat_services
-from tocsin.actions.ledger.retry import Outcome
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.receivers.chat.apprise_process import AppriseProcess, Place
 from tocsin.actions.receivers.kind import ReceiverContext

@@ -24,7 +24,7 @@ from support.actions.notices import notice
 from support.records.issues import issue
 from support.servers.certificates import Authority, authority
 from support.servers.fault_server import FaultServer, fault_server
-from tocsin.actions.ledger.retry import Outcome
+from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.receivers.address_guard import AddressGuard, parse_networks
 from tocsin.actions.receivers.http import HttpPoster, tls_context
 from tocsin.actions.receivers.kind import ReceiverContext

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from tocsin.actions.decision.planned import STOP
+from tocsin.actions.decision.retry import Outcome, phrase_of
 from tocsin.actions.decision.routing import ACTION_FAILED
 from tocsin.actions.delivery.circuit import GONE
 from tocsin.actions.delivery.records import failed_letter, issue_of, issue_record
-from tocsin.actions.ledger.retry import Outcome, phrase_of
 from tocsin.bus.port import Outgoing
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.errors import RecordError

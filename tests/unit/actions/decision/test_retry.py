@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tocsin.actions.ledger.retry import (
+from tocsin.actions.decision.retry import (
     Decision,
     Outcome,
     RetryPolicy,
