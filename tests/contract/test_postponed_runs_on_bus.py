@@ -18,7 +18,7 @@ from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.records.collections import Tier
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
-from tocsin.stream_rules import fair_shares, service
+from tocsin.stream_rules import overload_control, service
 from tocsin.stream_rules.engine.configured_rules import rule_specs
 from tocsin.stream_rules.engine.fairness import Decision, Fairness, RunKey
 from tocsin.stream_rules.engine.partitions import PartitionEngine
@@ -132,7 +132,7 @@ async def topics(world: World, bus: Bus) -> Topics:
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that are postponed get no more time than the others, however little that is; after a
     restart, one run is taken up in each round."""
-    monkeypatch.setattr(fair_shares, "LEAST_S", 0.0)
+    monkeypatch.setattr(overload_control, "LEAST_S", 0.0)
     monkeypatch.setattr(service, "AT_ONCE", 1)
 
 

@@ -122,7 +122,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"rules"},
         {"catalogue"},
         {"engine"},
-        {"testing", "custom", "fair_shares"},
+        {"testing", "custom", "overload_control"},
         {"service"},
     ),
     "actions": (

@@ -42,7 +42,7 @@ from tocsin.stream_rules.engine.run import RUN_KEY, Earlier, RunEngine
 from tocsin.stream_rules.engine.run_accounts import RunAccounts
 from tocsin.stream_rules.engine.run_view import run_view
 from tocsin.stream_rules.engine.saved_states import SavedStates
-from tocsin.stream_rules.fair_shares import FairShares
+from tocsin.stream_rules.overload_control import OverloadControl
 from tocsin.stream_rules.rules.about_rules.rule_failed import RuleFailed
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class RulesService(Service):
         self._nudge: Callable[[], None] = _nobody
         self._views: Final = PublishedViews(topics.runs)
         self._accounts: Final = RunAccounts(self._metrics)
-        self._shares: Final = FairShares(
+        self._overload: Final = OverloadControl(
             self.engine,
             fairness or Fairness(),
             telemetry=topics.telemetry,
@@ -136,7 +136,7 @@ class RulesService(Service):
     def attached(self, to: Attachment) -> None:
         # A run that another process may have is taken up only once a record of it comes here;
         # else at once, so that its timers go on though it is silent.
-        self._adopt = self._shares.may_postpone = to.skip is None
+        self._adopt = self._overload.may_postpone = to.skip is None
         self._nudge = to.nudge
         if self._customs is not None:
             self._customs.attached(to.nudge, keep=not self._adopt)
@@ -196,7 +196,7 @@ class RulesService(Service):
         if self._customs is not None:
             self._customs.release(partitions)
         self._accounts.release(partitions)
-        self._shares.release(partitions)
+        self._overload.release(partitions)
         gone = frozenset(partitions)
         self._waiting = deque(one for one in self._waiting if one[0] not in gone)
         self._stale = [one for one in self._stale if one[0] not in gone]
@@ -291,13 +291,13 @@ class RulesService(Service):
                 self._reported += error.reported
                 poison.append(Poison(record, error.error))
             ended_s = self._times.wall_s()
-            self._shares.spent((number, run_id), ended_s - began_s)
+            self._overload.spent((number, run_id), ended_s - began_s)
             began_s = ended_s
-        reported, unusable = self._shares.catch_up(tick, began_s - round_s)
+        reported, unusable = self._overload.catch_up(tick, began_s - round_s)
         self._reported += reported
         poison += unusable
         self._adopt_waiting()
-        self._shares.decide(tick)
+        self._overload.decide(tick)
         for number, caught_up in tick.caught_up.items():
             if number in tick.owned:
                 self._reported += self.engine.tick(
@@ -308,10 +308,10 @@ class RulesService(Service):
         return poison
 
     def second_reading(self) -> SecondReading:
-        return self._shares.second_reading()
+        return self._overload.second_reading()
 
     def read_again(self, again: ReadAgain) -> None:
-        self._shares.read_again(again)
+        self._overload.read_again(again)
 
     def next_due_ms(self) -> int | None:
         due = self.engine.next_due_ms()
@@ -339,7 +339,7 @@ class RulesService(Service):
             self._customs.host.close()
 
     def settled(self) -> bool:
-        if self._waiting or not self._shares.settled():
+        if self._waiting or not self._overload.settled():
             return False
         return self._customs is None or self._customs.host.settled()
 

@@ -29,8 +29,8 @@ from tocsin.stream_rules.engine.fairness import Decision, Fairness, FairnessPoli
 from tocsin.stream_rules.engine.partitions import PartitionEngine, UnusableRecord
 from tocsin.stream_rules.engine.rule_times import RuleTimes
 from tocsin.stream_rules.engine.run import KEEP_MS, RUN_KEY
-from tocsin.stream_rules.fair_shares import FairShares
 from tocsin.stream_rules.outcomes import Moment, Outcomes
+from tocsin.stream_rules.overload_control import OverloadControl
 from tocsin.stream_rules.rule import Params, Rule, scalar
 from tocsin.stream_rules.rules.about_rules.telemetry_gap import TelemetryGap
 from tocsin.stream_rules.rules.numerical.nonfinite import Nonfinite
@@ -381,8 +381,8 @@ def test_without_that_they_wait_for_all_that_the_run_sends() -> None:
     assert small_s - 260 > 200
 
 
-def shares_of(engine: PartitionEngine, fairness: Fairness | None = None) -> FairShares:
-    return FairShares(
+def control_of(engine: PartitionEngine, fairness: Fairness | None = None) -> OverloadControl:
+    return OverloadControl(
         engine,
         fairness or Fairness(),
         telemetry=TOPICS.telemetry,
@@ -392,39 +392,39 @@ def shares_of(engine: PartitionEngine, fairness: Fairness | None = None) -> Fair
     )
 
 
-def postponed_in(records: Sequence[Record]) -> tuple[PartitionEngine, FairShares]:
+def postponed_in(records: Sequence[Record]) -> tuple[PartitionEngine, OverloadControl]:
     """The huge run is postponed after its first record; all others of these were applied."""
     engine = PartitionEngine(only(CostlySteps))
     engine.apply(records[0])
     assert engine.postpone(NUMBER, "huge", "a test")
     for record in records[1:]:
         engine.apply(record)
-    return engine, shares_of(engine)
+    return engine, control_of(engine)
 
 
 def test_it_takes_part_again_only_with_others_that_do_not_lag() -> None:
     """Else both would be as far behind as the others are, and they would wait for it again."""
     records = flood(seconds=20, until=20, nan_at=99)
     engine = PartitionEngine(only(CostlySteps))
-    shares = shares_of(engine)
+    overload = control_of(engine)
     for record in records[:40]:
         engine.apply(record)
     assert engine.postpone(NUMBER, "huge", "a test")
     for record in records[40:50]:
         engine.apply(record)
-    turn = shares.second_reading().turn
+    turn = overload.second_reading().turn
     # The reader is ahead of the others.
-    shares.read_again(ReadAgain(records[40:60], {}, turn))
+    overload.read_again(ReadAgain(records[40:60], {}, turn))
     late = Tick(START_MS, frozenset({NUMBER}), lag_ms=60_000)
     for _ in range(20):
-        shares.catch_up(late, 0.0)
+        overload.catch_up(late, 0.0)
     assert engine.postponed()[NUMBER, "huge"].next_offset == 50
 
     for record in records[50:60]:
         engine.apply(record)
-    shares.catch_up(replace(late, now_ms=START_MS + 1_000, lag_ms=None), 60.0)
+    overload.catch_up(replace(late, now_ms=START_MS + 1_000, lag_ms=None), 60.0)
     assert engine.postponed()[NUMBER, "huge"].next_offset == 60, "no record was lost"
-    shares.catch_up(replace(late, now_ms=START_MS + 5_000, lag_ms=100), 0.0)
+    overload.catch_up(replace(late, now_ms=START_MS + 5_000, lag_ms=100), 0.0)
     assert not engine.postponed()
     run = engine.run("huge")
     assert run is not None
@@ -433,12 +433,12 @@ def test_it_takes_part_again_only_with_others_that_do_not_lag() -> None:
 
 def test_it_gets_little_time_while_others_lag_and_as_much_as_they_have_else() -> None:
     records = flood(seconds=20, until=20, nan_at=99)
-    _, shares = postponed_in(records)
-    shares.read_again(ReadAgain(records[1:], {}, shares.second_reading().turn))
+    _, overload = postponed_in(records)
+    overload.read_again(ReadAgain(records[1:], {}, overload.second_reading().turn))
 
     def spent_s(tick: Tick) -> float:
         began_s = clock()
-        shares.catch_up(tick, 10.0)
+        overload.catch_up(tick, 10.0)
         return clock() - began_s
 
     tick = Tick(START_MS, frozenset({NUMBER}), lag_ms=60_000)
@@ -448,17 +448,17 @@ def test_it_gets_little_time_while_others_lag_and_as_much_as_they_have_else() ->
 
 def test_what_was_read_of_a_partition_that_is_given_up_is_read_again() -> None:
     records = flood(seconds=5, until=5, nan_at=99)
-    _, shares = postponed_in(records)
-    before = shares.second_reading()
-    shares.read_again(ReadAgain(records[1:], {}, before.turn))
-    shares.catch_up(Tick(START_MS, frozenset()), 60.0)
-    after = shares.second_reading()
+    _, overload = postponed_in(records)
+    before = overload.second_reading()
+    overload.read_again(ReadAgain(records[1:], {}, before.turn))
+    overload.catch_up(Tick(START_MS, frozenset()), 60.0)
+    after = overload.second_reading()
     assert after.turn != before.turn
     assert after.places == before.places
     # What was under way is of the turn before.
-    shares.read_again(ReadAgain(records[5:], {}, before.turn))
-    shares.catch_up(Tick(START_MS, frozenset({NUMBER})), 60.0)
-    assert shares.second_reading().places == before.places
+    overload.read_again(ReadAgain(records[5:], {}, before.turn))
+    overload.catch_up(Tick(START_MS, frozenset({NUMBER})), 60.0)
+    assert overload.second_reading().places == before.places
 
 
 class Postponing(Fairness):
@@ -476,14 +476,14 @@ def test_passing_it_over_is_no_time_of_its_rules() -> None:
     in its place."""
     records = flood(seconds=5, until=5, nan_at=99)
     engine, fairness = PartitionEngine(only(CostlySteps)), Fairness()
-    shares = shares_of(engine, fairness)
+    overload = control_of(engine, fairness)
     for record in records:
         engine.apply(record)
     assert engine.postpone(NUMBER, "huge", "a test")
-    shares.spent((NUMBER, "huge"), 8.0)
-    shares.spent((NUMBER, beside(0)), 1.0)
-    shares.decide(Tick(START_MS, frozenset({NUMBER})))
-    shares.decide(Tick(START_MS + fairness.policy.window_ms, frozenset({NUMBER})))
+    overload.spent((NUMBER, "huge"), 8.0)
+    overload.spent((NUMBER, beside(0)), 1.0)
+    overload.decide(Tick(START_MS, frozenset({NUMBER})))
+    overload.decide(Tick(START_MS + fairness.policy.window_ms, frozenset({NUMBER})))
     assert fairness.largest_share == 1.0
 
 
@@ -578,16 +578,16 @@ def test_nobody_gives_way_to_others_that_wait_for_the_bus() -> None:
     for step in range(200):
         huge.steps([step], loss=1.0)
     records = in_order(runs)
-    engine, shares = postponed_in(records)
-    shares.read_again(ReadAgain(records[1:], {}, shares.second_reading().turn))
+    engine, overload = postponed_in(records)
+    overload.read_again(ReadAgain(records[1:], {}, overload.second_reading().turn))
     for second in range(30):
-        shares.spent((NUMBER, others[0].run_id), 0.01)
+        overload.spent((NUMBER, others[0].run_id), 0.01)
         tick = Tick(START_MS + 1_000 * second, frozenset({NUMBER}), lag_ms=60_000)
-        shares.catch_up(tick, 0.01)
+        overload.catch_up(tick, 0.01)
         for _ in range(3):
             # Nothing came of the others.
-            shares.catch_up(replace(tick, lag_ms=None), 0.0)
-        shares.decide(tick)
+            overload.catch_up(replace(tick, lag_ms=None), 0.0)
+        overload.decide(tick)
     assert clock() > 20, "it was busy"
     assert not any(run.state.shedding.tiers for _, _, run in engine.runs())
 
@@ -595,17 +595,17 @@ def test_nobody_gives_way_to_others_that_wait_for_the_bus() -> None:
 @pytest.mark.parametrize(("number", "size", "paused"), [(3, 10, False), (500, 1, True)])
 def test_what_was_read_again_and_waits_has_a_bound(number: int, size: int, paused: bool) -> None:
     engine = PartitionEngine(only(CostlySteps))
-    shares = shares_of(engine)
+    overload = control_of(engine)
     (record, *_) = flood(seconds=1, until=1, nan_at=99)
     engine.apply(record)
     assert engine.postpone(NUMBER, "huge", "a test")
     read = [replace(record, offset=at, value=bytes(size)) for at in range(1, number + 1)]
-    turn = shares.second_reading().turn
-    shares.read_again(ReadAgain(read, {}, turn))
-    assert shares.second_reading().paused == paused
+    turn = overload.second_reading().turn
+    overload.read_again(ReadAgain(read, {}, turn))
+    assert overload.second_reading().paused == paused
     big = replace(record, offset=number + 1, value=bytes(MAX_POLL_BYTES))
-    shares.read_again(ReadAgain([big], {}, turn))
-    assert shares.second_reading().paused
+    overload.read_again(ReadAgain([big], {}, turn))
+    assert overload.second_reading().paused
 
 
 def test_with_its_last_runs_go_what_was_measured_of_them() -> None:

@@ -1,4 +1,4 @@
-"""Fair shares of a worker's time: which runs give way, and how those postponed catch up."""
+"""A worker that cannot keep up: which runs give way, and how those postponed catch up."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WAITING: Final = 500
 until there are less."""
 
 
-class FairShares:
+class OverloadControl:
     """Measures the runs of an engine, and carries out what `Fairness` decides; in the service's
     thread.
 
