@@ -34,7 +34,7 @@ from tocsin.stream_rules.outcomes import Clear, Holds, Moment, Outcome, Outcomes
 from tocsin.stream_rules.reading.rank_series import RankSeries, StoredRankSeries
 from tocsin.stream_rules.reading.tensor_rows import is_asked_for
 from tocsin.stream_rules.rule import Params, Rule, RuleMeta, scalar, tensors
-from tocsin.stream_rules.rules.numerical.nonfinite_evidence import (
+from tocsin.stream_rules.rules.numerical.nonfinite_origin.evidence import (
     GRADIENTS,
     LOCAL,
     Pending,
@@ -43,13 +43,13 @@ from tocsin.stream_rules.rules.numerical.nonfinite_evidence import (
     bad_rows,
     first_backward,
 )
-from tocsin.stream_rules.rules.numerical.nonfinite_finding import (
+from tocsin.stream_rules.rules.numerical.nonfinite_origin.finding import (
     BRANCHES,
     origin_finding,
     scalar_finding,
     skipped_finding,
 )
-from tocsin.stream_rules.rules.numerical.nonfinite_forward import Forward, is_forward
+from tocsin.stream_rules.rules.numerical.nonfinite_origin.forward_pass import Forward, is_forward
 
 HOLD_MS: Final = 1_000
 LATE_RANKS_HOLD_MS: Final = 5_000

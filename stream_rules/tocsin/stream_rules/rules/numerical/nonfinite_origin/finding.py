@@ -11,14 +11,14 @@ from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.issues import Fact, Subject, SubjectKind
 from tocsin.stream_rules.outcomes import Finding, fact
 from tocsin.stream_rules.reading.rank_series import RankSeries
-from tocsin.stream_rules.rules.numerical.nonfinite_evidence import (
+from tocsin.stream_rules.rules.numerical.nonfinite_origin.evidence import (
     GRADIENTS,
     LOCAL,
     BadTensors,
     Pending,
     RankEvidence,
 )
-from tocsin.stream_rules.rules.numerical.nonfinite_forward import Origin
+from tocsin.stream_rules.rules.numerical.nonfinite_origin.forward_pass import Origin
 
 BRANCHES: Final[Mapping[str, str]] = {
     "input": "A tensor of the input batch, before any computation.",
