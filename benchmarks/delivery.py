@@ -37,8 +37,8 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from tocsin.actions.composition import build_actions_service
 from tocsin.actions.receivers.registry import ReceiverKinds
-from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing, Partition
 from tocsin.runtime.heap import rare_collections

@@ -22,8 +22,8 @@ from support.processes.forking import Forked
 from support.records.issues import issue, issue_record
 from support.servers.fault_server import fault_server
 from support.waiting import until
+from tocsin.actions.composition import build_actions_service
 from tocsin.actions.decision.retry import RetryPolicy
-from tocsin.actions.service import build_actions_service
 from tocsin.bus.port import Bus, Outgoing, Partition
 from tocsin.console.dead_letters.letters import choose_letter, state_of
 from tocsin.console.dead_letters.redrive import Contents, Redriven, as_text, read_contents, redrive

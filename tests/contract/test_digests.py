@@ -15,8 +15,8 @@ from support.configured_buses import context_on
 from support.records.issues import issue, issue_record, view, view_record
 from support.servers.receiver import Receiver, http_receiver
 from support.waiting import until
+from tocsin.actions.composition import build_actions_service
 from tocsin.actions.digests.intervals import ALL_RUNS, DueDigest
-from tocsin.actions.service import build_actions_service
 from tocsin.bus.port import Bus, Outgoing, Partition
 from tocsin.console.context import CommandContext
 from tocsin.console.views.bus_view import read_view

@@ -22,7 +22,7 @@ from support.records.on_bus import read_all, send, work
 from support.records.stops import StopSigner, outgoing
 from support.servers.certificates import Authority, authority
 from support.servers.kafka_broker import LASTING_MS, Broker, skip_or_fail, unavailable
-from tocsin.actions.service import build_actions_service
+from tocsin.actions.composition import build_actions_service
 from tocsin.bus.kafka.bus import KafkaBus
 from tocsin.bus.kafka.permissions import Permission, Role, permissions
 from tocsin.bus.kafka.security import KafkaSecurity

@@ -20,7 +20,7 @@ from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 from tocsin.stream_rules import overload_control, service
 from tocsin.stream_rules.engine.configured_rules import rule_specs
-from tocsin.stream_rules.engine.fairness import Decision, Fairness, RunKey
+from tocsin.stream_rules.engine.overload_decision import Decision, Fairness, RunKey
 from tocsin.stream_rules.engine.partitions import PartitionEngine
 from tocsin.stream_rules.service import RulesService
 from tocsin.stream_rules.testing import RunBuilder

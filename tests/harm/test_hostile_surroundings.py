@@ -27,7 +27,7 @@ from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.embedded.spool import SpoolWriter
 from tocsin.bus.port import Outgoing
 from tocsin.emitter.capture.capture import Capture
-from tocsin.emitter.hooks.state import Hooks
+from tocsin.emitter.hooks.training_hooks import Hooks
 from tocsin.schemas.records.runs import RunEnded
 from tocsin.schemas.topics import Topics
 

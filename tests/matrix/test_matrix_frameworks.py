@@ -28,7 +28,7 @@ from tocsin.emitter.checkpoints.pins import pin
 from tocsin.emitter.hooks import torch_patches
 from tocsin.emitter.run import Run
 from tocsin.emitter.stop import exit_points
-from tocsin.emitter.stop import rank as rank_module
+from tocsin.emitter.stop import rank_stop as rank_module
 from tocsin.emitter.training.context import current
 from tocsin.schemas.records.checkpoints import CheckpointWritten
 from tocsin.schemas.records.program_facts import TrainingPlanned

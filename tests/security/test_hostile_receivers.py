@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from support.records.issues import NOW_MS, TOPICS, issue, issue_record
 from support.servers.fault_server import fault_server
+from tocsin.actions.composition import build_actions_service
 from tocsin.actions.decision.retry import (
     LONGEST_RETRY_AFTER_MS,
     Outcome,
@@ -20,7 +21,6 @@ from tocsin.actions.decision.retry import (
 )
 from tocsin.actions.ledger.ledger import Ledger
 from tocsin.actions.receivers.registry import ReceiverKinds
-from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.configuration.file import SectionRegistry, check_config

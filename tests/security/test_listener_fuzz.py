@@ -37,7 +37,7 @@ from tocsin.emitter.stop import datagrams
 from tocsin.emitter.stop.detail_requests import DetailRequests
 from tocsin.emitter.stop.listener import Listener, ThreadListener
 from tocsin.emitter.stop.processes import Members
-from tocsin.emitter.stop.rank import Rank
+from tocsin.emitter.stop.rank_stop import Rank
 from tocsin.emitter.stop.verification import SignedCommand
 from tocsin.schemas.records.events import Data
 from tocsin.schemas.records.frames import RecordOrigin

@@ -13,11 +13,11 @@ from pydantic import SecretStr
 from support.records.issues import TOPICS, issue, issue_record
 from support.servers.editable_chats import BOT, editable_chats
 from support.servers.fault_server import fault_server
+from tocsin.actions.composition import build_actions_service
 from tocsin.actions.decision.retry import RetryPolicy
 from tocsin.actions.receivers.chat import kind as chat_kind
 from tocsin.actions.receivers.chat.editable import Telegram
 from tocsin.actions.receivers.registry import ReceiverKinds
-from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Bus, Partition
 from tocsin.console.context import read_viewing_context

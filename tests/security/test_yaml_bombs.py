@@ -10,7 +10,9 @@ from importlib.metadata import EntryPoints, entry_points
 
 import pytest
 
-from tocsin.schemas.configuration.document import (
+from tocsin.schemas.configuration.file import MAX_SECTION_PROBLEMS, check_config
+from tocsin.schemas.configuration.problems import ConfigProblems
+from tocsin.schemas.configuration.yaml_document import (
     MAX_BYTES,
     MAX_DIRECTIVES,
     MAX_LINE,
@@ -18,8 +20,6 @@ from tocsin.schemas.configuration.document import (
     MAX_PROBLEMS,
     load,
 )
-from tocsin.schemas.configuration.file import MAX_SECTION_PROBLEMS, check_config
-from tocsin.schemas.configuration.problems import ConfigProblems
 from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.engine.configured_rules import rule_problems
 

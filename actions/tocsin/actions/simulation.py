@@ -14,9 +14,9 @@ from pathlib import Path
 from tocsin.actions.config import decisions_of, routing_of
 from tocsin.actions.decision.planned import STOP
 from tocsin.actions.decision.retry import Outcome
-from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.failure_reports import FailureReports
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue
+from tocsin.actions.delivery.service import ActionsService
 from tocsin.actions.delivery.setup import Setup
 from tocsin.actions.receivers.build import receiver_queue
 from tocsin.actions.receivers.registry import ReceiverKinds

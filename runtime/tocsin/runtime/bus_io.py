@@ -27,10 +27,10 @@ from tocsin.bus.reading import reached
 from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.offsets import Offsets, Positions
-from tocsin.runtime.restore import Restored, read_whole
 from tocsin.runtime.second_reader import SecondReader, SecondReading
 from tocsin.runtime.service import Service
 from tocsin.runtime.standby import NewestRecords, Standby
+from tocsin.runtime.whole_partitions import Restored, read_whole
 from tocsin.schemas.topics import ALL_RUNS, Topics, telemetry_partition
 
 logger = logging.getLogger(__name__)

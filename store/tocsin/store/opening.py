@@ -8,7 +8,7 @@ from typing import Final
 
 from tocsin.bus.embedded.location import default_place
 from tocsin.bus.port import MissingBus, UnknownTopic
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 from tocsin.schemas.topics import Topics
 from tocsin.store.catalog import Store
 from tocsin.store.errors import UnknownRun

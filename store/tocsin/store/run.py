@@ -14,7 +14,7 @@ from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.run_view import RunView
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 from tocsin.schemas.records.saved_tensors import TensorsSaved
 from tocsin.schemas.topics import Topics
 from tocsin.store.catalog import despite_merges

@@ -10,12 +10,12 @@ from typing import Final
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.frames import RecordOrigin
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 from tocsin.schemas.records.wire import Headers, Meta, meta_of, read_event
 from tocsin.schemas.topics import Topics
 from tocsin.store.catalog import Store, despite_merges
+from tocsin.store.known_records import Mark
 from tocsin.store.manifest import Family, Manifest, StoredFile
-from tocsin.store.marks import Mark
 from tocsin.store.reading.source import Source
 
 

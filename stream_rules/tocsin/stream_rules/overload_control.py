@@ -13,7 +13,7 @@ from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.second_reader import ReadAgain, SecondReading
 from tocsin.runtime.service import Poison, Tick
 from tocsin.stream_rules.engine.episodes import Reported
-from tocsin.stream_rules.engine.fairness import Fairness, RunKey
+from tocsin.stream_rules.engine.overload_decision import Fairness, RunKey
 from tocsin.stream_rules.engine.partitions import PartitionEngine, UnusableRecord
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class OverloadControl:
 
     # -- a round ---------------------------------------------------------------------------
 
-    def decide(self, tick: Tick) -> None:
+    def carry_out(self, tick: Tick) -> None:
         """Leave out what a run sends too much of, judge it again, or postpone the run, if it is
         time. At the end of a round: the checkpoint that this brings is made before anything of it
         is read."""

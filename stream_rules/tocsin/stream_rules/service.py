@@ -34,7 +34,7 @@ from tocsin.stream_rules.custom.protocol import CUSTOM_KEY
 from tocsin.stream_rules.custom.service import CustomRules
 from tocsin.stream_rules.engine.configured_rules import RuleSpec, custom_entries, rule_specs
 from tocsin.stream_rules.engine.episodes import Reported
-from tocsin.stream_rules.engine.fairness import Fairness
+from tocsin.stream_rules.engine.overload_decision import Fairness
 from tocsin.stream_rules.engine.partitions import PartitionEngine, UnusableRecord
 from tocsin.stream_rules.engine.published_views import PublishedViews
 from tocsin.stream_rules.engine.rule_times import RuleTimes
@@ -297,7 +297,7 @@ class RulesService(Service):
         self._reported += reported
         poison += unusable
         self._adopt_waiting()
-        self._overload.decide(tick)
+        self._overload.carry_out(tick)
         for number, caught_up in tick.caught_up.items():
             if number in tick.owned:
                 self._reported += self.engine.tick(

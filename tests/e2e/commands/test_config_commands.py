@@ -8,7 +8,7 @@ import sys
 import jsonschema
 
 from support.processes.site import SCRIPTS, Site
-from tocsin.schemas.configuration.document import load
+from tocsin.schemas.configuration.yaml_document import load
 
 BAD = """\
 version: 1

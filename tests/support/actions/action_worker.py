@@ -10,8 +10,8 @@ from functools import partial
 from tocsin.actions.config import decisions_of, routing_of
 from tocsin.actions.decision.retry import Outcome, RetryPolicy
 from tocsin.actions.decision.stop_policy import StopPolicy
-from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue, target_queue
+from tocsin.actions.delivery.service import ActionsService
 from tocsin.actions.delivery.setup import Setup
 from tocsin.actions.targets.backend_stops import BackendStops
 from tocsin.actions.targets.build import attempt

@@ -13,8 +13,8 @@ from tocsin.actions.decision.planned import STOP
 from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.decision.routing import Routing
 from tocsin.actions.decision.silences import Silence
-from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue
+from tocsin.actions.delivery.service import ActionsService
 from tocsin.actions.delivery.setup import Setup
 from tocsin.bus.port import Outgoing, Record
 from tocsin.runtime.service import Tick

@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 
 from support.buses import World
+from tocsin.actions.composition import build_actions_service
 from tocsin.actions.decision.retry import RetryPolicy
-from tocsin.actions.service import build_actions_service
 from tocsin.runtime.testing import CrashPoints
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.configuration.file import Config

@@ -18,9 +18,9 @@ from tocsin.emitter.launch import forked
 
 with forked.importing():
     from tocsin.bus.urls import open_bus
+    from tocsin.emitter.launch.forwarded_signals import die_of_interrupt
     from tocsin.emitter.launch.launcher import launch
     from tocsin.emitter.launch.options import LaunchOptions
-    from tocsin.emitter.launch.signals import die_of_interrupt
     from tocsin.schemas.records.events import Data
 
 # This module is the user's, but harms nobody: the launcher forks, as that of `tocsin run` does.

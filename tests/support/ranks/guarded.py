@@ -25,8 +25,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tocsin.emitter import StopTraining, start
-from tocsin.emitter.stop import rank as rank_module
 from tocsin.emitter.stop import rank_agreement
+from tocsin.emitter.stop import rank_stop as rank_module
 from tocsin.emitter.stop.torchrun import AgentGuard
 
 RANKS = 2

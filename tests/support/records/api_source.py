@@ -10,7 +10,7 @@ from support.records.issues import runs_view
 from tocsin.actions.decision.stop_policy import StopPolicy
 from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.events import Data
-from tocsin.schemas.records.runs_view import CommandSeen, RunsView
+from tocsin.schemas.records.runs_fold import CommandSeen, RunsView
 from tocsin.store.errors import UnknownRun
 from tocsin.store.run import Run
 

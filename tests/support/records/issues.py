@@ -18,7 +18,7 @@ from tocsin.schemas.records.issues import (
     Subject,
 )
 from tocsin.schemas.records.run_view import RunView, StopView
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 from tocsin.schemas.records.wire import meta_of
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 

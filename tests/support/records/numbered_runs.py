@@ -13,7 +13,7 @@ from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.records.runs import RunData
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 from tocsin.store import Collection, Matrix, NotCaptured, Series, System
 
 INCARNATION = "0d9f2f4e-6f0a-5a53-9f0c-0c6f3f2f8a11"

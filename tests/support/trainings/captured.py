@@ -16,7 +16,7 @@ from support.processes.children import python_path
 from support.waiting import HANGS_S
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Partition
-from tocsin.emitter.hooks import state, torch_patches
+from tocsin.emitter.hooks import torch_patches, training_hooks
 from tocsin.emitter.training.context import current
 from tocsin.emitter.training.session import Session
 from tocsin.schemas.records.events import Data, Event
@@ -104,7 +104,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 
 @contextmanager
-def captured(folder: Path, **more: str) -> Iterator[state.Hooks]:
+def captured(folder: Path, **more: str) -> Iterator[training_hooks.Hooks]:
     """Capture what is trained inside of the block; all of it is on the bus afterwards."""
     torch_patches.install()
     hooks = torch_patches.hooks

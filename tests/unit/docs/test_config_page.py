@@ -21,10 +21,10 @@ from tocsin.actions.targets.registry import TargetKinds
 from tocsin.console.configuration.editor_schema import as_text, editor_schema
 from tocsin.console.configuration.field_texts import field_texts, in_yaml
 from tocsin.console.context import section_registry
-from tocsin.schemas.configuration.document import load
 from tocsin.schemas.configuration.file import check_config
 from tocsin.schemas.configuration.problems import Problem
 from tocsin.schemas.configuration.values import Duration, SecretRef
+from tocsin.schemas.configuration.yaml_document import load
 from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.rule import Params
 

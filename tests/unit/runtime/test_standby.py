@@ -16,8 +16,8 @@ from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, BusUnavailable, From, Outgoing, Partition, Record
 from tocsin.runtime import metrics as names
 from tocsin.runtime.prometheus_metrics import PrometheusMetrics
-from tocsin.runtime.restore import read_whole
 from tocsin.runtime.standby import NewestRecords, Standby
+from tocsin.runtime.whole_partitions import read_whole
 from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.schemas.topics import Topics
 from tocsin.stream_rules.engine.saved_states import SavedStates

@@ -34,11 +34,11 @@ from tocsin.runtime import metrics as names
 from tocsin.runtime.bus_clock import SETTLING_MS
 from tocsin.runtime.dead_letters import DeadLetterLimits, TooManyDeadLetters
 from tocsin.runtime.prometheus_metrics import PrometheusMetrics
-from tocsin.runtime.restore import Restored, read_whole
 from tocsin.runtime.service import Poison, Tick
 from tocsin.runtime.testing import FakeClock
 from tocsin.runtime.unacknowledged import Unacknowledged
 from tocsin.runtime.watchdog import CHECK_INTERVAL_MS, STUCK_MS, WedgedConsumer
+from tocsin.runtime.whole_partitions import Restored, read_whole
 from tocsin.runtime.worker import Worker, WorkerSettings
 from tocsin.schemas.records.dead_letters import DeadLetter
 from tocsin.schemas.topics import (

@@ -13,7 +13,7 @@ import pytest
 
 from support.records.made_runs import LAYERS, made_run
 from tocsin.bus.embedded.bus import EmbeddedBus
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 from tocsin.schemas.topics import Topics
 from tocsin.store.archive.once import archive_run
 from tocsin.store.catalog import FileOfRun, Store

@@ -25,7 +25,7 @@ from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, telemetry_partition
 from tocsin.stream_rules.engine.configured_rules import rule_specs
 from tocsin.stream_rules.engine.episodes import Reported
-from tocsin.stream_rules.engine.fairness import Decision, Fairness, FairnessPolicy, RunKey
+from tocsin.stream_rules.engine.overload_decision import Decision, Fairness, FairnessPolicy, RunKey
 from tocsin.stream_rules.engine.partitions import PartitionEngine, UnusableRecord
 from tocsin.stream_rules.engine.rule_times import RuleTimes
 from tocsin.stream_rules.engine.run import KEEP_MS, RUN_KEY
@@ -482,8 +482,8 @@ def test_passing_it_over_is_no_time_of_its_rules() -> None:
     assert engine.postpone(NUMBER, "huge", "a test")
     overload.spent((NUMBER, "huge"), 8.0)
     overload.spent((NUMBER, beside(0)), 1.0)
-    overload.decide(Tick(START_MS, frozenset({NUMBER})))
-    overload.decide(Tick(START_MS + fairness.policy.window_ms, frozenset({NUMBER})))
+    overload.carry_out(Tick(START_MS, frozenset({NUMBER})))
+    overload.carry_out(Tick(START_MS + fairness.policy.window_ms, frozenset({NUMBER})))
     assert fairness.largest_share == 1.0
 
 
@@ -587,7 +587,7 @@ def test_nobody_gives_way_to_others_that_wait_for_the_bus() -> None:
         for _ in range(3):
             # Nothing came of the others.
             overload.catch_up(replace(tick, lag_ms=None), 0.0)
-        overload.decide(tick)
+        overload.carry_out(tick)
     assert clock() > 20, "it was busy"
     assert not any(run.state.shedding.tiers for _, _, run in engine.runs())
 

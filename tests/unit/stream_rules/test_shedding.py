@@ -28,7 +28,7 @@ from tocsin.schemas.records.snapshots import Snapshot
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 from tocsin.stream_rules.engine.configured_rules import RuleSpec, rule_specs
-from tocsin.stream_rules.engine.fairness import Decision, Fairness, FairnessPolicy, RunKey
+from tocsin.stream_rules.engine.overload_decision import Decision, Fairness, FairnessPolicy, RunKey
 from tocsin.stream_rules.engine.partitions import PartitionEngine
 from tocsin.stream_rules.engine.rule_times import RuleTimes
 from tocsin.stream_rules.outcomes import Moment, Outcomes

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Final
 
 from tocsin.actions.decision.retry import Decision
-from tocsin.actions.delivery.stop import renewed
+from tocsin.actions.delivery.stop_command import renewed
 from tocsin.actions.ledger.ledger import Change, Ledger
 from tocsin.bus.port import Record
 from tocsin.schemas.configuration.sections import ApproveOptions

@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from tocsin.actions.decision.planned import STOP
-from tocsin.actions.delivery import stop as stops
+from tocsin.actions.delivery import stop_command as stops
 from tocsin.actions.delivery.answer_links import AnswerLinks
 from tocsin.actions.delivery.followed_runs import FollowedRuns
+from tocsin.actions.delivery.followed_stops import FollowedStops
 from tocsin.actions.delivery.notices import Notices
 from tocsin.actions.delivery.receiver_queues import Attempted, Notice, ReceiverQueues
-from tocsin.actions.delivery.stop_decisions import StopDecisions
 from tocsin.actions.ledger.ledger import Ledger
 from tocsin.bus.port import BusUnavailable
 from tocsin.runtime.leased_runs import Skip
@@ -40,7 +40,7 @@ class DueDeliveries:
         ledger: Ledger,
         queues: ReceiverQueues,
         notices: Notices,
-        decisions: StopDecisions,
+        decisions: FollowedStops,
         runs: FollowedRuns,
         *,
         started: set[str],

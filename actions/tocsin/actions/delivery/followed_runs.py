@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from tocsin.actions.decision.stop_guards import HOUR_MS, TEAM, Fleet
-from tocsin.actions.delivery.stop import is_behind
-from tocsin.schemas.compute import left_of, saved_by_stop
+from tocsin.actions.delivery.stop_command import is_behind
+from tocsin.schemas.compute_estimates import left_of, saved_by_stop
 from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import Issue
 from tocsin.schemas.records.run_view import RunView
-from tocsin.schemas.records.runs_view import RunSeen, RunsView
+from tocsin.schemas.records.runs_fold import RunSeen, RunsView
 from tocsin.schemas.topics import ISSUE_PARTITIONS, telemetry_partition
 
 

@@ -22,7 +22,7 @@ from tocsin.actions.delivery.control_records import ControlRecords
 from tocsin.actions.delivery.feedback import issue_after, planned_after
 from tocsin.actions.delivery.followed_runs import FollowedRuns
 from tocsin.actions.delivery.records import issue_of, new_delivery, unpublished_event
-from tocsin.actions.delivery.stop import give_up_ms, stop_command
+from tocsin.actions.delivery.stop_command import give_up_ms, stop_command
 from tocsin.actions.ledger.ledger import Ledger
 from tocsin.schemas.configuration.sections import StopOptions
 from tocsin.schemas.ids import delivery_id

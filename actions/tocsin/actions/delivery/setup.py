@@ -11,8 +11,8 @@ from pydantic import SecretStr
 from tocsin.actions.decision.decide import Decisions
 from tocsin.actions.delivery.answer_links import AnswerLinks
 from tocsin.actions.delivery.failure_reports import FailureReports
+from tocsin.actions.delivery.followed_stops import Backends
 from tocsin.actions.delivery.receiver_queues import ReceiverQueue
-from tocsin.actions.delivery.stop_decisions import Backends
 from tocsin.actions.digests.intervals import DigestReceiver
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.configuration.sections import PricesConfig

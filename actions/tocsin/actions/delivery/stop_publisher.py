@@ -6,7 +6,7 @@ from typing import Final
 
 from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue
-from tocsin.actions.delivery.stop import signed_record
+from tocsin.actions.delivery.stop_command import signed_record
 from tocsin.bus.port import Bus, BusUnavailable, Producer
 from tocsin.schemas.signing import SigningKey
 from tocsin.schemas.topics import Topics

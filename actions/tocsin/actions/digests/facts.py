@@ -14,7 +14,7 @@ from tocsin.schemas.records.deliveries import DIGEST, DRILL, Delivery
 from tocsin.schemas.records.digests import MAX_RUNS, Digest, DigestRun
 from tocsin.schemas.records.issues import Issue
 from tocsin.schemas.records.run_view import RunView
-from tocsin.schemas.records.runs_view import RunSeen, RunsView
+from tocsin.schemas.records.runs_fold import RunSeen, RunsView
 from tocsin.schemas.topics import (
     ISSUE_PARTITIONS,
     TELEMETRY_PARTITIONS,

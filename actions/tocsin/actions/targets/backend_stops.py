@@ -19,12 +19,12 @@ from tocsin.actions.decision.retry import (
     retry_after_ms,
 )
 from tocsin.actions.decision.stop_policy import StopPolicy
-from tocsin.actions.delivery.stop import command_of, sent_ms, was_sent
+from tocsin.actions.delivery.stop_command import command_of, sent_ms, was_sent
 from tocsin.actions.ledger.ledger import Change
 from tocsin.schemas.records.deliveries import BackendStop, Delivery
 from tocsin.schemas.records.events import clip
 from tocsin.schemas.records.run_view import RunView
-from tocsin.schemas.records.runs_view import RunSeen
+from tocsin.schemas.records.runs_fold import RunSeen
 
 SLACK_MS: Final = 20_000
 """What a launcher may need beside the graces of its ladder, until its answers are read."""

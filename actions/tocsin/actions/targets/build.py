@@ -12,7 +12,7 @@ from tocsin.actions.decision.planned import Place
 from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.decision.stop_policy import StopPolicy
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue, target_queue
-from tocsin.actions.delivery.stop import command_of
+from tocsin.actions.delivery.stop_command import command_of
 from tocsin.actions.targets.backend_stops import BackendStops
 from tocsin.actions.targets.kind import JobSeen, StopAsked, Target, TargetContext, TargetJob
 from tocsin.actions.targets.registry import TargetKinds

@@ -23,17 +23,17 @@ from tocsin.console.api.requests import (
 )
 from tocsin.console.api.source import DataSource
 from tocsin.console.stop.report import report_facts, stops_of_rules
-from tocsin.console.views.explain import story_facts, story_of
 from tocsin.console.views.issues import IssueFilter, delivery_facts, issue_facts
 from tocsin.console.views.receivers import suspended_receivers
 from tocsin.console.views.selection import choose_issue, choose_run
 from tocsin.console.views.since import since_ms
 from tocsin.console.views.status import run_facts
 from tocsin.console.views.stop_history import history_facts, stop_history
+from tocsin.console.views.why import story_facts, story_of
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.issues import SEVERITIES, IssueFiring
 from tocsin.schemas.records.run_view import RunView
-from tocsin.schemas.records.runs_view import CommandSeen, RunsView
+from tocsin.schemas.records.runs_fold import CommandSeen, RunsView
 
 Facts = Mapping[str, object]
 """An answer as JSON values."""

@@ -23,7 +23,7 @@ from tocsin.console.views.bus_view import read_commands, view_partitions, worker
 from tocsin.console.views.status import target_policy
 from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.run_view import RunView
-from tocsin.schemas.records.runs_view import CommandSeen, RunsView
+from tocsin.schemas.records.runs_fold import CommandSeen, RunsView
 from tocsin.schemas.topics import Topics
 
 if TYPE_CHECKING:

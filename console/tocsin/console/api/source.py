@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tocsin.schemas.configuration.sections import PricesConfig
-from tocsin.schemas.records.runs_view import CommandSeen, RunsView
+from tocsin.schemas.records.runs_fold import CommandSeen, RunsView
 
 if TYPE_CHECKING:
     from tocsin.actions.decision.stop_policy import StopPolicy

@@ -17,8 +17,8 @@ from tocsin.schemas.exit_codes import FAILED
 from tocsin.schemas.monotonic_clock import unix_ms
 
 if TYPE_CHECKING:
-    from tocsin.console.configuration.rehearsal import TimedEvent
-    from tocsin.console.fleet.rehearsal import Past
+    from tocsin.console.configuration.issue_rehearsal import TimedEvent
+    from tocsin.console.fleet.telemetry_rehearsal import Past
 
 FromOption = Annotated[
     str | None,
@@ -185,7 +185,7 @@ def replay(
     of the configuration read the telemetry once more: the issues are those that they find. Silences
     of `tocsin silence` are not considered.
     """
-    from tocsin.console.configuration.rehearsal import (
+    from tocsin.console.configuration.issue_rehearsal import (
         count_issues,
         rehearse,
         replay_json,
@@ -196,7 +196,7 @@ def replay(
     loaded = read_configuration(config)
     past = _telemetry(config, bus, file, run, since, until, archived=archived, store=store)
     if past is not None:
-        from tocsin.console.fleet.rehearsal import replayed
+        from tocsin.console.fleet.telemetry_rehearsal import replayed
 
         typer.echo(asyncio.run(replayed(loaded, past, json_output=json_output)))
         return
@@ -223,7 +223,7 @@ def diff(
     the rules of both read the telemetry once more. Prints the issues, notices, stops and
     suppressions that differ, for each run: `-` with OLD, `+` with NEW.
     """
-    from tocsin.console.configuration.rehearsal import (
+    from tocsin.console.configuration.issue_rehearsal import (
         count_issues,
         diff_json,
         diff_text,
@@ -235,7 +235,7 @@ def diff(
     before, after = read_configuration(old), read_configuration(new)
     past = _telemetry(old, bus, file, run, since, until, archived=archived, store=store)
     if past is not None:
-        from tocsin.console.fleet.rehearsal import compared
+        from tocsin.console.fleet.telemetry_rehearsal import compared
 
         typer.echo(asyncio.run(compared(before, after, past, json_output=json_output)))
         return
@@ -266,7 +266,7 @@ def _telemetry(
     from tocsin.console.context import read_context
     from tocsin.console.fleet.dump import is_dump
     from tocsin.console.fleet.past_telemetry import Span
-    from tocsin.console.fleet.rehearsal import past_in_store, past_of_dump, past_on_bus
+    from tocsin.console.fleet.telemetry_rehearsal import past_in_store, past_of_dump, past_on_bus
 
     from_ms = 0 if since is None else time_ms("--from", since)
     to_ms = None if until is None else time_ms("--to", until)
@@ -289,7 +289,7 @@ def _telemetry(
 def _events(
     config: Path | None, bus: str | None, file: Path | None, since: str | None, until: str | None
 ) -> Sequence[TimedEvent]:
-    from tocsin.console.configuration.rehearsal import read_dump
+    from tocsin.console.configuration.issue_rehearsal import read_dump
     from tocsin.schemas.records.run_view import RunView
 
     from_ms = 0 if since is None else time_ms("--from", since)
@@ -305,7 +305,7 @@ def _events(
 
 
 async def _on_bus(config: Path | None, bus: str | None) -> Sequence[TimedEvent]:
-    from tocsin.console.configuration.rehearsal import starts_and_ends
+    from tocsin.console.configuration.issue_rehearsal import starts_and_ends
     from tocsin.console.context import read_context
     from tocsin.console.views.bus_view import read_issue_events, read_runs
 

@@ -83,8 +83,8 @@ def run(
 
     with importing():  # the launcher forks its helper
         from tocsin.console.services.launch import RunOptions, launch_options
+        from tocsin.emitter.launch.forwarded_signals import die_of_interrupt
         from tocsin.emitter.launch.launcher import launch
-        from tocsin.emitter.launch.signals import die_of_interrupt
 
     given = RunOptions(
         config=config,

@@ -62,7 +62,7 @@ def status(
     from tocsin.console.views.status import print_status, status_json, target_policy
     from tocsin.console.views.terminal import standard_output
     from tocsin.schemas.records.configurations import ConfigurationRefused
-    from tocsin.schemas.records.runs_view import RunsView
+    from tocsin.schemas.records.runs_fold import RunsView
 
     if run_id is not None:
         check_run_id(run_id)

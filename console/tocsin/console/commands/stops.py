@@ -125,7 +125,7 @@ def stops_report(
     from tocsin.console.views.bus_view import read_view
     from tocsin.console.views.since import since_ms
     from tocsin.console.views.terminal import standard_output
-    from tocsin.schemas.records.runs_view import RunsView
+    from tocsin.schemas.records.runs_fold import RunsView
 
     from_ms = since_ms(since, unix_ms())
     context = read_context(config, bus)

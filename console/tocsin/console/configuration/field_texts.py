@@ -31,7 +31,6 @@ from pydantic_core import PydanticUndefined
 
 from tocsin.schemas.configuration.capture import Interval, Texts
 from tocsin.schemas.configuration.docstrings import field_docstrings
-from tocsin.schemas.configuration.document import load
 from tocsin.schemas.configuration.routing.matches import Match
 from tocsin.schemas.configuration.routing.routes import Notify
 from tocsin.schemas.configuration.values import (
@@ -49,6 +48,7 @@ from tocsin.schemas.configuration.values import (
     format_duration,
     format_percent,
 )
+from tocsin.schemas.configuration.yaml_document import load
 
 REQUIRED: Final = "required"
 

@@ -20,8 +20,8 @@ from typing import Any, Final
 
 import yaml
 
-from tocsin.schemas.configuration.document import Document, load
 from tocsin.schemas.configuration.problems import ConfigProblems
+from tocsin.schemas.configuration.yaml_document import Document, load
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.whole_file import whole_file
 

@@ -19,7 +19,7 @@ from tocsin.actions.decision.routes import matching
 from tocsin.actions.receivers.message import message_for
 from tocsin.actions.simulation import Sent, Simulation
 from tocsin.console.configuration.explanation import name_of_rule, sample_issue
-from tocsin.console.configuration.rehearsal import TimedEvent, happened, read_dump
+from tocsin.console.configuration.issue_rehearsal import TimedEvent, happened, read_dump
 from tocsin.console.configuration.scenarios import (
     ANY,
     Expectation,

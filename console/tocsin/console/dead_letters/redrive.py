@@ -19,7 +19,7 @@ from tocsin.console.publication import publish
 from tocsin.console.views.bus_view import read_all
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.deliveries import Delivery
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 from tocsin.schemas.topics import DLQ_PARTITIONS, ISSUE_PARTITIONS, Topics
 
 

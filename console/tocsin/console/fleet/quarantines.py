@@ -17,7 +17,7 @@ from tocsin.console.views.selection import choose_run
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.ids import new_id
 from tocsin.schemas.records.quarantines import RuleReleased
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 from tocsin.schemas.text import plain_line, time_text
 from tocsin.schemas.topics import Topics, telemetry_partition
 

@@ -26,7 +26,7 @@ from tocsin.schemas.records.feedback import (
     FeedbackResolved,
 )
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 from tocsin.schemas.text import plain_line, time_text
 
 FEEDBACK: Final[Mapping[str, type[Feedback]]] = {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from tocsin.console.page.addresses import Address, host_of, may_be_asked_as
-from tocsin.console.page.peers import is_stranger
+from tocsin.console.page.loopback_users import is_stranger
 from tocsin.console.page.sessions import Token
 from tocsin.schemas.monotonic_clock import unix_ms
 

@@ -9,8 +9,8 @@ from tocsin.console.charts import Line, Mark, line_chart
 from tocsin.console.page.run_charts import HEIGHT, WIDTH
 from tocsin.console.page.run_page import moments_of, story_values
 from tocsin.console.page.templating import Content
-from tocsin.console.views.explain import Story, story_of
 from tocsin.console.views.issues import state_text
+from tocsin.console.views.why import Story, story_of
 from tocsin.console.watch.state import WatchState
 from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.deliveries import STOPPED

@@ -12,7 +12,7 @@ from tocsin.console.page.stored import StoredRuns
 from tocsin.console.watch.follower import Follower
 from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.monotonic_clock import unix_ms
-from tocsin.schemas.records.runs_view import CommandSeen, RunsView
+from tocsin.schemas.records.runs_fold import CommandSeen, RunsView
 
 if TYPE_CHECKING:
     from tocsin.actions.decision.stop_policy import StopPolicy

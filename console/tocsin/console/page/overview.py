@@ -16,7 +16,7 @@ from tocsin.console.views.issues import first_seen
 from tocsin.console.watch.state import WatchedRun, WatchState
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import IssueFiring, Severity, root_of
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 from tocsin.schemas.text import number_text, plain_line
 
 ROWS: Final = 50

@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, urlencode
 from tocsin.bus.port import BusError
 from tocsin.console.page.actions import FEEDBACK
 from tocsin.console.page.assets import serve_asset
+from tocsin.console.page.composition import MissingPage, Site, View
 from tocsin.console.page.guard import CSRF_HEADER, csrf_fits
 from tocsin.console.page.live_source import LiveSource
 from tocsin.console.page.numbers import line_of
@@ -25,7 +26,6 @@ from tocsin.console.page.request_fields import (
     whole,
 )
 from tocsin.console.page.sessions import LASTS_S, person_typed
-from tocsin.console.page.site import MissingPage, Site, View
 from tocsin.console.page.templating import fragment, shell
 from tocsin.console.page.tensors_page import Asked
 from tocsin.console.page.zoom_page import points

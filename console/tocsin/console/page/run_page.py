@@ -8,12 +8,12 @@ from typing import Final
 
 from tocsin.console.page.overview import devices_text, loss_text, rate_text, stale_s
 from tocsin.console.page.templating import Content
-from tocsin.console.views.explain import Story, story_of
 from tocsin.console.views.goodput import duration_text
 from tocsin.console.views.issues import first_seen, state_text
 from tocsin.console.views.stop_history import StopHistory, stop_history
+from tocsin.console.views.why import Story, story_of
 from tocsin.console.watch.state import WatchedRun, WatchState
-from tocsin.schemas.compute import saved_by_stop
+from tocsin.schemas.compute_estimates import saved_by_stop
 from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.deliveries import REPEAT, STOPPED, Delivery
 from tocsin.schemas.records.goodput import Goodput

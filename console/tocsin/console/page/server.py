@@ -125,8 +125,8 @@ class Page:
     def __init__(self, context: CommandContext, access: Access, environ: Mapping[str, str]) -> None:
         from starlette.applications import Starlette
 
+        from tocsin.console.page.composition import Site
         from tocsin.console.page.routes import Routes
-        from tocsin.console.page.site import Site
 
         self.site = Site(context, access, environ)
         routes = Routes(self.site)

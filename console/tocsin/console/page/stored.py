@@ -12,7 +12,7 @@ from tocsin.console.api.bus_source import view_of
 from tocsin.console.context import CommandContext
 from tocsin.console.watch.state import WatchState
 from tocsin.schemas.errors import MissingExtra
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 from tocsin.store.errors import StoreError
 
 if TYPE_CHECKING:

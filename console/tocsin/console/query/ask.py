@@ -22,7 +22,7 @@ from tocsin.schemas.configuration.values import parse_duration
 from tocsin.schemas.errors import ConfigurationError, require_extra
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.run_view import RunView
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 
 if TYPE_CHECKING:
     from tocsin.store.catalog import FileOfRun, Store

@@ -14,7 +14,7 @@ from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.records.runs import RunData
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 from tocsin.store import Collection, Matrix, NotCaptured, Series, System
 from tocsin.stream_rules.signals.gpus import memory_percent
 

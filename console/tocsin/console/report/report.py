@@ -27,7 +27,7 @@ from tocsin.console.report.sections.tensors import tensors
 from tocsin.console.report.sections.training_curves import training_curves
 from tocsin.console.report.sections.trees import trees
 from tocsin.console.report.verdict import facts, status_of, verdict
-from tocsin.schemas.compute import NO_PRICES
+from tocsin.schemas.compute_estimates import NO_PRICES
 from tocsin.schemas.configuration.sections import PricesConfig
 
 PERFORMANCE: Final[Sequence[Callable[[RunNumbers], Section]]] = (

@@ -9,7 +9,7 @@ from tocsin.console.report.numbers import RunNumbers
 from tocsin.console.report.section import Figure, Section, Status
 from tocsin.console.report.sections.shared import worst
 from tocsin.console.views.goodput import duration_text
-from tocsin.schemas.compute import saved_by_stop
+from tocsin.schemas.compute_estimates import saved_by_stop
 from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.issues import IssueFiring, gravest
 from tocsin.schemas.records.run_view import RunView

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from tocsin.actions.receivers.email.config import EmailReceiver
 from tocsin.actions.receivers.sms.config import SmsReceiver
 from tocsin.console.sagemaker.reading import Notes, Placed
-from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.problems import Loc
+from tocsin.schemas.configuration.yaml_document import Plain
 
 STOP: Final = "stop"
 _REGION: Final = re.compile(r"\.ecr\.([a-z0-9-]+)\.amazonaws\.com")

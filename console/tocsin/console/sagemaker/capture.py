@@ -8,8 +8,8 @@ from typing import Final
 from tocsin.console.sagemaker.reading import Found, Notes, Placed
 from tocsin.console.sagemaker.values import COLLECTIONS, Unconvertible, convert_value, texts_of
 from tocsin.schemas.configuration.capture import capture_config
-from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.problems import Loc
+from tocsin.schemas.configuration.yaml_document import Plain
 from tocsin.schemas.errors import ConfigurationError
 
 _SCHEDULE: Final = {

@@ -21,9 +21,9 @@ from tocsin.console.sagemaker.tables import (
 )
 from tocsin.console.sagemaker.values import Unconvertible, convert_value
 from tocsin.console.sagemaker.yaml_text import Entry, as_yaml
-from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.problems import PlacedProblem, did_you_mean
 from tocsin.schemas.configuration.validation import problems_of_model
+from tocsin.schemas.configuration.yaml_document import Plain
 from tocsin.stream_rules.catalogue import RuleCatalogue, UnknownRule, built_in
 from tocsin.stream_rules.rule import AnyRule
 

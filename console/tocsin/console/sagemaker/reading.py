@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from tocsin.schemas.configuration.document import Document, Plain, kind_of, load
 from tocsin.schemas.configuration.problems import ConfigProblems, Loc, PlacedProblem
+from tocsin.schemas.configuration.yaml_document import Document, Plain, kind_of, load
 
 NOT_CONVERTED: Final = "not_converted"
 """The code of what is left out."""

@@ -9,8 +9,8 @@ from datetime import timedelta
 from typing import Final
 
 from tocsin.console.sagemaker.tables import Kind
-from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.values import format_duration
+from tocsin.schemas.configuration.yaml_document import Plain
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.ids import check_run_id
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tocsin.actions.composition import build_actions_service
 from tocsin.actions.receivers.address_guard import AddressGuard
-from tocsin.actions.service import build_actions_service
 from tocsin.bus.port import Bus, BusError, From, Lease, Producer
 from tocsin.console.context import CommandContext, read_context
 from tocsin.console.services.attached_reports import AttachedReports

@@ -19,7 +19,7 @@ from tocsin.emitter.launch.helper import DRAIN_S
 from tocsin.emitter.launch.helper_child import helper_command, helper_words
 from tocsin.emitter.launch.options import LaunchOptions
 from tocsin.emitter.process.identity import launch_job_id, resolve_run_id, restart_count
-from tocsin.emitter.stop.early_stop import EarlyStop, early_stop
+from tocsin.emitter.stop.before_update_policy import BeforeUpdatePolicy, before_update_policy
 from tocsin.schemas.configuration.file import Config
 from tocsin.schemas.configuration.store import capture_json
 from tocsin.schemas.errors import ConfigurationError
@@ -95,7 +95,7 @@ def launch_options(
         _have_a_key(env)
     config = context.config
     trusted = config.stop.trusted_keys or ()
-    early = early_stop(config, context.settings.labels)
+    before_update = before_update_policy(config, context.settings.labels)
     words = _helper_words(context, options, run_id, bus.url, incarnation)
     return LaunchOptions(
         command=tuple(command),
@@ -110,14 +110,14 @@ def launch_options(
         stop=options.stop,
         pin=None if config.stop.pin == "off" else config.stop.pin,
         hold=config.stop.on_restart == "hold",
-        before_update=early.checkpoint,
+        before_update=before_update.checkpoint,
         trusted_keys=tuple(context.loaded.locate(path) for path in trusted),
         drain_s=options.drain_s,
         quiet=options.quiet,
         summary=options.summary,
         require_bus=options.require_bus,
         again=options.again,
-        warnings=_warnings(context, early),
+        warnings=_warnings(context, before_update),
         kept=keep,
         prices=config.prices,
         helper_log=log,
@@ -126,10 +126,11 @@ def launch_options(
     )
 
 
-def _warnings(context: CommandContext, early: EarlyStop) -> tuple[str, ...]:
+def _warnings(context: CommandContext, before_update: BeforeUpdatePolicy) -> tuple[str, ...]:
     """Lines for the start of the run."""
     without_effect = () if context.embedded else _without_effect(context)
-    unguarded = (f"stop.before_update has no effect: {early.why_not}",) if early.why_not else ()
+    why_not = before_update.why_not
+    unguarded = (f"stop.before_update has no effect: {why_not}",) if why_not else ()
     return (*context.warnings, *without_effect, *unguarded)
 
 

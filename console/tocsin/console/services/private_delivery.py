@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from tocsin.actions.delivery.actions_service import ActionsService
+from tocsin.actions.composition import build_actions_service
 from tocsin.actions.delivery.records import issue_record
+from tocsin.actions.delivery.service import ActionsService
 from tocsin.actions.receivers.notify_option import parse_addresses
-from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Bus
 from tocsin.console.context import CommandContext

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tocsin.actions.delivery.actions_service import ActionsService
+from tocsin.actions.delivery.service import ActionsService
 from tocsin.bus.port import Bus, BusError, Outgoing, Partition
 from tocsin.console.context import CommandContext
 from tocsin.console.views.bus_view import read_refused

@@ -11,9 +11,9 @@ from functools import partial
 from importlib.metadata import version
 from typing import Final, TypeVar
 
-from tocsin.actions.delivery.actions_service import ActionsService
+from tocsin.actions.composition import build_actions_service
+from tocsin.actions.delivery.service import ActionsService
 from tocsin.actions.receivers.address_guard import AddressGuard, parse_networks
-from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Bus, Outgoing
 from tocsin.console.context import CommandContext, check_custom_rules

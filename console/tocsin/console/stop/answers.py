@@ -27,7 +27,7 @@ from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.run_view import StopView
 from tocsin.schemas.records.runs import RunData
-from tocsin.schemas.records.runs_view import RunSeen
+from tocsin.schemas.records.runs_fold import RunSeen
 from tocsin.schemas.records.stops.commands import StopAnswer
 from tocsin.schemas.records.wire import event_data, read_signature
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final, Literal
 
-from tocsin.actions.delivery.stop import NOT_AFTER_MS
+from tocsin.actions.delivery.stop_command import NOT_AFTER_MS
 from tocsin.bus.port import BusError, BusUnavailable
 from tocsin.console.views.stop_history import StopHistory, checkpoint_line, history_facts
 from tocsin.schemas.errors import ConfigurationError
@@ -15,7 +15,7 @@ from tocsin.schemas.ids import new_id
 from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.run_view import StopView
 from tocsin.schemas.records.runs import RunData
-from tocsin.schemas.records.runs_view import CommandSeen, RunSeen
+from tocsin.schemas.records.runs_fold import CommandSeen, RunSeen
 from tocsin.schemas.records.stops.commands import (
     StopAcknowledged,
     StopAnswer,

@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tocsin.actions.decision.planned import STOP
-from tocsin.schemas.compute import NO_PRICES, Compute, hours_of, saved_by_stop
+from tocsin.schemas.compute_estimates import NO_PRICES, Compute, hours_of, saved_by_stop
 from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.run_view import RunView
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 from tocsin.schemas.text import plain_line
 
 _HOUR_MS: Final = 3_600_000

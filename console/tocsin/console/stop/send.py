@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from tocsin.actions.delivery.stop import signed_record
+from tocsin.actions.delivery.stop_command import signed_record
 from tocsin.bus.port import Bus, BusError, BusUnavailable, Outgoing, Reader
 from tocsin.console.context import CommandContext
 from tocsin.console.person import this_person
@@ -32,7 +32,7 @@ from tocsin.schemas.exit_codes import FAILED
 from tocsin.schemas.key_folder import keys_folder, own_key
 from tocsin.schemas.monotonic_clock import unix_ms
 from tocsin.schemas.records.events import Event, clip
-from tocsin.schemas.records.runs_view import RunSeen
+from tocsin.schemas.records.runs_fold import RunSeen
 from tocsin.schemas.records.stops.commands import StopRequested
 
 QUIET_S: Final = 5.0

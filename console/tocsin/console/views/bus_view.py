@@ -12,7 +12,7 @@ from tocsin.schemas.records.configurations import WORKERS_PARTITION, Configurati
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.schemas.records.runs_view import CommandSeen, RunsView
+from tocsin.schemas.records.runs_fold import CommandSeen, RunsView
 from tocsin.schemas.records.wire import read_event
 from tocsin.schemas.topics import (
     ISSUE_PARTITIONS,

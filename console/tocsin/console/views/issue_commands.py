@@ -8,19 +8,19 @@ from dataclasses import replace
 
 from tocsin.console.context import CommandContext
 from tocsin.console.views.bus_view import read_commands, read_view
-from tocsin.console.views.explain import (
+from tocsin.console.views.issues import IssueFilter, issue_table, issues_json, no_issues_line
+from tocsin.console.views.precision import precision_json, precision_of_rules, precision_table
+from tocsin.console.views.selection import choose_issue, choose_run
+from tocsin.console.views.terminal import standard_output
+from tocsin.console.views.why import (
     run_story_facts,
     run_story_lines,
     story_facts,
     story_lines,
     story_of,
 )
-from tocsin.console.views.issues import IssueFilter, issue_table, issues_json, no_issues_line
-from tocsin.console.views.precision import precision_json, precision_of_rules, precision_table
-from tocsin.console.views.selection import choose_issue, choose_run
-from tocsin.console.views.terminal import standard_output
 from tocsin.schemas.records.run_view import RunView
-from tocsin.schemas.records.runs_view import CommandSeen
+from tocsin.schemas.records.runs_fold import CommandSeen
 
 
 async def print_issues(

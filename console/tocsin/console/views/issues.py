@@ -14,7 +14,7 @@ from rich.text import Text
 from tocsin.schemas.records.deliveries import REPEAT, STOPPED, Delivery
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import IssueFiring, Severity
-from tocsin.schemas.records.runs_view import RunsView, StateSeen
+from tocsin.schemas.records.runs_fold import RunsView, StateSeen
 from tocsin.schemas.text import plain_line, time_text
 
 StateFilter = Literal["open", "resolved", "all"]

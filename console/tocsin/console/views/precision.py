@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tocsin.console.views.issues import IssueFilter
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 from tocsin.schemas.text import plain_line
 
 

@@ -8,7 +8,7 @@ from typing import Final
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.issues import SHORT_ID, IssueFiring, gravest
 from tocsin.schemas.records.run_view import RunView
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 from tocsin.schemas.text import plain_line
 
 SHORTEST: Final = 4

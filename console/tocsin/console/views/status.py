@@ -24,12 +24,12 @@ from tocsin.console.views.issues import (
 from tocsin.console.views.receivers import suspended_lines, suspended_receivers
 from tocsin.console.views.rule_status import in_a_line
 from tocsin.console.views.stop_history import backend_lines
-from tocsin.schemas.compute import NO_PRICES, saved_by_stop
+from tocsin.schemas.compute_estimates import NO_PRICES, saved_by_stop
 from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.configurations import ConfigurationRefused
 from tocsin.schemas.records.issues import gravest
 from tocsin.schemas.records.run_view import RunView
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 from tocsin.schemas.text import plain_line, time_text
 
 if TYPE_CHECKING:

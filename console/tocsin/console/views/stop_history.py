@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tocsin.schemas.compute import NO_PRICES, Compute, saved_by_stop
+from tocsin.schemas.compute_estimates import NO_PRICES, Compute, saved_by_stop
 from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.checkpoints import Checkpoint
 from tocsin.schemas.records.deliveries import BackendStop, Delivery
 from tocsin.schemas.records.run_view import RunView, StopView
-from tocsin.schemas.records.runs_view import CommandSeen
+from tocsin.schemas.records.runs_fold import CommandSeen
 from tocsin.schemas.text import exit_text, plain_line, time_text
 
 _ORDER: Final = (

@@ -23,7 +23,7 @@ from tocsin.console.watch.state import WatchedRun, WatchState
 from tocsin.console.watch.text import grid, squeezed
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 from tocsin.schemas.text import plain_line
 
 STALE_MS: Final = 60_000

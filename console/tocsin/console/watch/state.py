@@ -15,7 +15,7 @@ from tocsin.console.views.sparkline import LossSeries, StepRate
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.records.frames import StepFrame
 from tocsin.schemas.records.runs import RunStarted
-from tocsin.schemas.records.runs_view import RunSeen, RunsView
+from tocsin.schemas.records.runs_fold import RunSeen, RunsView
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, telemetry_partition
 

@@ -17,7 +17,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from tocsin.emitter.process.transparent_frames import transparent
 
 if TYPE_CHECKING:
-    from tocsin.emitter.hooks.state import Hooks
+    from tocsin.emitter.hooks.training_hooks import Hooks
 
 
 def install(hooks: Hooks) -> None:

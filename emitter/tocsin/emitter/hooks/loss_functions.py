@@ -30,7 +30,7 @@ from tocsin.emitter.statistics.async_copy import is_recording
 from tocsin.emitter.statistics.readable import readable
 
 if TYPE_CHECKING:
-    from tocsin.emitter.hooks.state import Hooks
+    from tocsin.emitter.hooks.training_hooks import Hooks
 
 FUNCTIONS: Final = (
     "binary_cross_entropy",

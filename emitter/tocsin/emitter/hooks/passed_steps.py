@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tocsin.emitter.capture.capture import Capture
     from tocsin.emitter.hooks.loop_state import LoopState
-    from tocsin.emitter.stop.rank import Rank
+    from tocsin.emitter.stop.rank_stop import Rank
     from tocsin.emitter.training.training import Training
 
 FROM: Final = 1000

@@ -46,7 +46,7 @@ from tocsin.emitter.hooks.fast_path import PROBE, FastPath
 from tocsin.emitter.hooks.kept_functions import held
 from tocsin.emitter.hooks.loss_functions import Evaluation
 from tocsin.emitter.hooks.passed_steps import PassedSteps
-from tocsin.emitter.hooks.state import BACKWARDS_WITHOUT_STEP, Hooks
+from tocsin.emitter.hooks.training_hooks import BACKWARDS_WITHOUT_STEP, Hooks
 from tocsin.emitter.hooks.uncompiled import leave_uncompiled, leave_uncompiled_with_callees
 from tocsin.emitter.model.tensor_refs import Released, let_go, take_back
 from tocsin.emitter.probes.activations import watch

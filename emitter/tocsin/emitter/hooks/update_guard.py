@@ -24,7 +24,7 @@ from tocsin.emitter.stop.before_update import PROBE, CheckpointPolicy
 
 if TYPE_CHECKING:
     from tocsin.emitter.capture.capture import Capture
-    from tocsin.emitter.hooks.state import Hooks
+    from tocsin.emitter.hooks.training_hooks import Hooks
 
 EVIDENCE_S: Final = 2.0
 """How long is waited for the gradient's statistics, which the rule reads, seconds."""

@@ -40,7 +40,7 @@ from tocsin.emitter.process.identity import (
 )
 from tocsin.emitter.process.stderr import print_line
 from tocsin.emitter.stop import before_update, datagrams
-from tocsin.emitter.stop.early_stop import early_stop
+from tocsin.emitter.stop.before_update_policy import before_update_policy
 from tocsin.emitter.stop.listener import ThreadListener
 from tocsin.emitter.stop.verification import STOP, STOP_KEYS, trusted_paths
 from tocsin.emitter.training.training import Training, kafka_opener
@@ -105,7 +105,7 @@ def environment(
             path = origin / Path(url.removeprefix("embedded:")).expanduser()
         url = f"embedded:{os.path.abspath(path)}"
     found[BUS] = url
-    early = early_stop(loaded.config, {**settings.labels, **(labels or {})})
+    early = before_update_policy(loaded.config, {**settings.labels, **(labels or {})})
     if early.why_not:
         print_line(f"stop.before_update has no effect: {early.why_not}")
     elif early.checkpoint is not None and base.get(STOP) != "off":

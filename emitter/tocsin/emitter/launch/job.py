@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
-from tocsin.emitter.launch.signal_ladder import AFTER_SAVE_S
-from tocsin.emitter.launch.signals import (
+from tocsin.emitter.launch.forwarded_signals import (
     ENDING,
     TO_GROUP,
     TO_LEADER,
     ForwardedSignals,
     Interrupted,
 )
+from tocsin.emitter.launch.signal_ladder import AFTER_SAVE_S
 from tocsin.emitter.launch.terminal import Terminal
 from tocsin.emitter.process import process_group
 from tocsin.emitter.process.process_group import Change, Reaper

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tocsin.bus.embedded.bus import EmbeddedBus
-from tocsin.bus.embedded.unmapped import Child, UnmappedBus
+from tocsin.bus.embedded.child_reader import Child, UnmappedBus
 from tocsin.bus.port import BusError, Record, RunBus
 from tocsin.emitter.checkpoints.pins import Pins
 from tocsin.emitter.checkpoints.reader import CheckpointReader
@@ -26,6 +26,7 @@ from tocsin.emitter.launch.bus_session import FLUSH_S, Watch
 from tocsin.emitter.launch.end_budget import EndBudget
 from tocsin.emitter.launch.escalation import Stopper
 from tocsin.emitter.launch.forked import can_fork, fork
+from tocsin.emitter.launch.forwarded_signals import ENDING, ForwardedSignals, Interrupted
 from tocsin.emitter.launch.helper import HelperProcess, helper_environment
 from tocsin.emitter.launch.job import CannotStart, Job, check_program, inherited_descriptors
 from tocsin.emitter.launch.options import LaunchOptions, job_environment
@@ -33,7 +34,6 @@ from tocsin.emitter.launch.own_run import OwnRun
 from tocsin.emitter.launch.predecessor import Predecessor, stopped_before
 from tocsin.emitter.launch.printer import Printer
 from tocsin.emitter.launch.run_records import StopState, keep_beating, run_ended, run_started
-from tocsin.emitter.launch.signals import ENDING, ForwardedSignals, Interrupted
 from tocsin.emitter.launch.summary import LEFT_EARLY, Summary, decide_end
 from tocsin.emitter.launch.terminal import Terminal
 from tocsin.emitter.process import environment, runtime_folder
@@ -46,7 +46,7 @@ from tocsin.emitter.stop.listener import Listener
 from tocsin.emitter.stop.processes import Members, Trainer
 from tocsin.emitter.stop.unwatched import LINES
 from tocsin.emitter.stop.verification import read_keys, trusted_paths, untrusted_places
-from tocsin.schemas.compute import saved_by_stop
+from tocsin.schemas.compute_estimates import saved_by_stop
 from tocsin.schemas.errors import TocsinError
 from tocsin.schemas.exit_codes import STOPPED
 from tocsin.schemas.ids import incarnation_id

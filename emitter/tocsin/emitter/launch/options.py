@@ -15,7 +15,7 @@ from tocsin.emitter.process import environment
 from tocsin.emitter.stop import before_update
 from tocsin.emitter.stop.before_update import CheckpointPolicy
 from tocsin.emitter.stop.verification import STOP, STOP_KEYS, trusted_paths
-from tocsin.schemas.compute import NO_PRICES
+from tocsin.schemas.compute_estimates import NO_PRICES
 from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.configuration.sources import CONFIG_VARIABLE
 from tocsin.schemas.records.events import Data

@@ -13,7 +13,7 @@ from tocsin.schemas.records.deliveries import REPEAT, Delivery
 from tocsin.schemas.records.issues import Issue, IssueFiring, IssueOngoing
 from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.records.runs import CaptureFigures
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 from tocsin.schemas.records.wire import event_data
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tocsin.emitter.launch.signals import ENDING
-from tocsin.schemas.compute import Compute
+from tocsin.emitter.launch.forwarded_signals import ENDING
+from tocsin.schemas.compute_estimates import Compute
 from tocsin.schemas.exit_codes import SIGNALLED, STOPPED
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.goodput import Goodput

@@ -1,7 +1,7 @@
 """Where a training process leaves its loop for a stop.
 
 Capture calls `started` when a training begins, `check` at each exit point (outside of its
-isolation) and `finished` at its end. In between the rank listens (`tocsin.emitter.stop.rank`).
+isolation) and `finished` at its end. In between the rank listens (`tocsin.emitter.stop.rank_stop`).
 
 While nothing was heard `check` costs an attribute or two; with several ranks there is also the
 agreement (`tocsin.emitter.stop.rank_agreement`).
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from tocsin.emitter.process.isolation import from_signal
 from tocsin.emitter.stop import side_group
 from tocsin.emitter.stop.leave_report import Emit, ExitPoint, Flush
-from tocsin.emitter.stop.rank import Rank, RequestDetail
+from tocsin.emitter.stop.rank_stop import Rank, RequestDetail
 from tocsin.emitter.stop.verification import STOP
 from tocsin.schemas.records.frames import RecordOrigin
 

@@ -13,7 +13,6 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema, field_validator
 
-from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.problems import Loc, Problem, did_you_mean, quoted
 from tocsin.schemas.configuration.sections import Section
 from tocsin.schemas.configuration.validation import expected, parse_model, unknown_key
@@ -26,6 +25,7 @@ from tocsin.schemas.configuration.values import (
     Size,
     parse_name,
 )
+from tocsin.schemas.configuration.yaml_document import Plain
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.collections import (
     KINDS,

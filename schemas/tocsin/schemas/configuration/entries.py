@@ -11,7 +11,6 @@ from typing import Any, Final, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from tocsin.schemas.configuration.document import Plain, kind_of
 from tocsin.schemas.configuration.kinds import KindModels
 from tocsin.schemas.configuration.problems import Loc, Problem, did_you_mean, quoted
 from tocsin.schemas.configuration.receivers import ReceiverConfig, UnreadReceiver
@@ -34,6 +33,7 @@ from tocsin.schemas.configuration.validation import (
     unknown_key,
 )
 from tocsin.schemas.configuration.values import parse_name
+from tocsin.schemas.configuration.yaml_document import Plain, kind_of
 from tocsin.schemas.errors import ConfigurationError
 
 T = TypeVar("T")

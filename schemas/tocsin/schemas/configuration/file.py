@@ -15,7 +15,6 @@ from typing import Final, Literal, TypeVar
 from pydantic import Field
 
 from tocsin.schemas.configuration.capture import CaptureConfig, parse_capture
-from tocsin.schemas.configuration.document import MAX_PROBLEMS, Plain, kind_of
 from tocsin.schemas.configuration.entries import (
     parse_entries,
     parse_labels,
@@ -65,6 +64,7 @@ from tocsin.schemas.configuration.sources import (
 from tocsin.schemas.configuration.store import StoreConfig, store_section
 from tocsin.schemas.configuration.targets import TargetConfig
 from tocsin.schemas.configuration.validation import parse_model
+from tocsin.schemas.configuration.yaml_document import MAX_PROBLEMS, Plain, kind_of
 from tocsin.schemas.errors import ConfigurationError, TocsinError
 from tocsin.schemas.process.private_folders import others_own
 

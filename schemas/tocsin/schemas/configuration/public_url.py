@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from pydantic import PlainValidator, WithJsonSchema
 
-from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.problems import Problem
+from tocsin.schemas.configuration.yaml_document import Plain
 
 _USABLE: Final = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+(?:/[A-Za-z0-9/.-]*)?")
 _LONGEST: Final = 200

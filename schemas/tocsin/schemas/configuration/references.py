@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.entries import ACTION_WORDS
 from tocsin.schemas.configuration.policy import PolicyEntry, policy_problems
 from tocsin.schemas.configuration.problems import Loc, Problem, did_you_mean, quoted
@@ -13,6 +12,7 @@ from tocsin.schemas.configuration.routing.inhibitions import InhibitEntry
 from tocsin.schemas.configuration.routing.routes import RouteEntry
 from tocsin.schemas.configuration.sections import RuleEntry
 from tocsin.schemas.configuration.values import NAME
+from tocsin.schemas.configuration.yaml_document import Plain
 
 
 class NamedParts:

@@ -18,7 +18,6 @@ from pydantic import (
 )
 
 from tocsin.schemas.configuration.docstrings import Documented
-from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.problems import Loc
 from tocsin.schemas.configuration.routing.matches import Match
 from tocsin.schemas.configuration.values import (
@@ -28,6 +27,7 @@ from tocsin.schemas.configuration.values import (
     Secret,
     format_duration,
 )
+from tocsin.schemas.configuration.yaml_document import Plain
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.issues import Severity
 from tocsin.schemas.topics import Topics

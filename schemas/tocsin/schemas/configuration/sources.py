@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-from tocsin.schemas.configuration.document import MAX_BYTES, Document, Plain, load
 from tocsin.schemas.configuration.problems import Loc, PlacedProblem, Problem, quoted
+from tocsin.schemas.configuration.yaml_document import MAX_BYTES, Document, Plain, load
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.process.private_folders import why_shared
 

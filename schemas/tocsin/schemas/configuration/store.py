@@ -10,9 +10,9 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, Field
 
 from tocsin.schemas.configuration.capture import CaptureConfig
-from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.sections import Section
 from tocsin.schemas.configuration.values import BUCKETS, Duration, FolderOrBucket, Size, between
+from tocsin.schemas.configuration.yaml_document import Plain
 
 # The bus keeps telemetry for a day; what is not in a file by then is lost.
 SHORTEST: Final = timedelta(seconds=1)

@@ -10,8 +10,8 @@ from typing import Final, Literal, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from tocsin.schemas.configuration.document import Plain, kind_of
 from tocsin.schemas.configuration.problems import Loc, Problem, did_you_mean, quoted
+from tocsin.schemas.configuration.yaml_document import Plain, kind_of
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 

@@ -12,8 +12,8 @@ from tocsin.schemas.records.run_view import RunView
 from tocsin.schemas.records.runs import RunEnded, RunStarted
 from tocsin.schemas.records.saved_tensors import TensorsSaved
 from tocsin.schemas.records.wire import Meta
+from tocsin.store.known_records import Mark, Senders
 from tocsin.store.manifest import WHOLE_RUN, Covered, Kind, Manifest, Training
-from tocsin.store.marks import Mark, Senders
 from tocsin.store.parquet.tables import (
     Arrival,
     EventRow,

@@ -11,7 +11,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import IssueFiring
 from tocsin.schemas.records.run_view import RunView
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 
 Cell = str | int | float | bool | None
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 from tocsin.schemas.records.wire import Meta
 from tocsin.schemas.topics import Topics
 from tocsin.store.catalog import Store, despite_merges

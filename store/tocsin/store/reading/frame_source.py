@@ -8,7 +8,7 @@ import numpy as np
 
 from tocsin.schemas.records.collections import Mode
 from tocsin.schemas.records.frames import Frame, StepFrame, SystemFrame, TensorFrame
-from tocsin.store.marks import Mark
+from tocsin.store.known_records import Mark
 from tocsin.store.reading.source import Cells, Contents, Points, Samples, joined
 from tocsin.store.values import Integers, Reals
 

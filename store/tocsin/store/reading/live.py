@@ -14,10 +14,10 @@ from tocsin.bus.urls import open_bus
 from tocsin.schemas.errors import RecordError
 from tocsin.schemas.records.events import Data, Event
 from tocsin.schemas.records.frames import Frame, StepFrame, TensorFrame
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 from tocsin.schemas.records.wire import decode, read_meta
 from tocsin.schemas.topics import Topics, issue_partition, telemetry_partition
-from tocsin.store.marks import Mark, Senders
+from tocsin.store.known_records import Mark, Senders
 from tocsin.store.reading.frame_source import FrameSource
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from typing import Final
 
 from tocsin.runtime import metrics as names
 from tocsin.runtime.metrics import Metrics
-from tocsin.schemas.compute import NO_PRICES, saved_by_stop
+from tocsin.schemas.compute_estimates import NO_PRICES, saved_by_stop
 from tocsin.schemas.records.goodput import PARTS
 from tocsin.schemas.records.run_view import RunView
 

@@ -11,7 +11,12 @@ from support.records.signed import answer_record
 from tocsin.actions.decision.planned import STOP, Planned
 from tocsin.actions.delivery.approvals import Approvals, answered, pending_approval, timed_out
 from tocsin.actions.delivery.records import new_delivery
-from tocsin.actions.delivery.stop import NOT_AFTER_MS, give_up_ms, sent_from_ms, stop_command
+from tocsin.actions.delivery.stop_command import (
+    NOT_AFTER_MS,
+    give_up_ms,
+    sent_from_ms,
+    stop_command,
+)
 from tocsin.actions.ledger.ledger import Ledger
 from tocsin.schemas.configuration.sections import ApproveOptions, StopOptions
 from tocsin.schemas.errors import RecordError, SignatureError

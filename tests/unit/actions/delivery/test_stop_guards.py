@@ -8,8 +8,8 @@ from support.actions.virtual_actions import VirtualActions
 from support.records.issues import incarnation, issue, view, view_record
 from support.records.signed import answer_record, switch_record
 from tocsin.actions.decision.retry import Outcome
+from tocsin.actions.delivery.followed_stops import NEEDS_NOBODY
 from tocsin.actions.delivery.receiver_queues import Notice
-from tocsin.actions.delivery.stop_decisions import NEEDS_NOBODY
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.run_view import StopView
 from tocsin.schemas.records.stops.control import StopAnswered

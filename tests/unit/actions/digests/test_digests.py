@@ -13,8 +13,8 @@ from tocsin.actions.decision.decide import Decisions
 from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.decision.routing import Routing
 from tocsin.actions.decision.time_windows import TimeWindows
-from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue
+from tocsin.actions.delivery.service import ActionsService
 from tocsin.actions.delivery.setup import Setup
 from tocsin.actions.digests.facts import digest_of
 from tocsin.actions.digests.intervals import ALL_RUNS, DigestReceiver, DueDigest
@@ -27,7 +27,7 @@ from tocsin.schemas.configuration.routing.time_windows import TimeWindow
 from tocsin.schemas.records.deliveries import DIGEST, Delivery
 from tocsin.schemas.records.digests import Digest
 from tocsin.schemas.records.events import EVENT_TYPES
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 from tocsin.schemas.topics import ISSUE_PARTITIONS, issue_partition
 
 DAY_MS = 86_400_000

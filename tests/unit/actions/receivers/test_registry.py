@@ -14,10 +14,10 @@ import jsonschema
 import pytest
 
 from support.records.issues import TOPICS, issue, issue_record
+from tocsin.actions.composition import build_actions_service
 from tocsin.actions.decision.retry import RetryPolicy
 from tocsin.actions.receivers.registry import BUILT_IN, GROUP, ReceiverKinds
 from tocsin.actions.receivers.webhook.kind import Webhook
-from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Partition
 from tocsin.console.configuration.check import check_file

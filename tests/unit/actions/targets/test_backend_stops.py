@@ -23,8 +23,8 @@ from tocsin.actions.decision.decide import Decisions
 from tocsin.actions.decision.planned import STOP
 from tocsin.actions.decision.retry import Outcome
 from tocsin.actions.decision.stop_policy import StopPolicy
-from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.receiver_queues import Notice, ReceiverQueue, target_queue
+from tocsin.actions.delivery.service import ActionsService
 from tocsin.actions.delivery.setup import Setup
 from tocsin.actions.targets.backend_stops import SLACK_MS, BackendStops
 from tocsin.actions.targets.build import attempt

@@ -14,8 +14,8 @@ from tocsin.actions.receivers.address_guard import AddressGuard
 from tocsin.actions.targets.kind import JobSeen, StopAsked, TargetContext
 from tocsin.actions.targets.registry import GROUP, TargetKinds
 from tocsin.console.configuration.check import check_file
-from tocsin.console.views.explain import story_lines, story_of
 from tocsin.console.views.stop_history import backend_lines
+from tocsin.console.views.why import story_lines, story_of
 from tocsin.emitter.process.scheduler import scheduler_of
 from tocsin.schemas.configuration.file import check_config
 from tocsin.schemas.records.deliveries import BackendStop

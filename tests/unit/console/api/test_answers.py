@@ -28,7 +28,7 @@ from tocsin.schemas.records.feedback import FeedbackResolved
 from tocsin.schemas.records.goodput import Goodput
 from tocsin.schemas.records.run_view import RankView, StopView
 from tocsin.schemas.records.runs import SchedulerJob
-from tocsin.schemas.records.runs_view import CommandSeen, RunsView
+from tocsin.schemas.records.runs_fold import CommandSeen, RunsView
 from tocsin.schemas.records.stops.commands import StopRequested
 
 NAN = issue("run-1")

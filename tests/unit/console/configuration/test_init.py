@@ -22,11 +22,11 @@ from tocsin.console.configuration.init import (
     write_config,
 )
 from tocsin.console.context import section_registry
-from tocsin.schemas.configuration.document import load
 from tocsin.schemas.configuration.file import Config, check_config
 from tocsin.schemas.configuration.file_schema import config_model
 from tocsin.schemas.configuration.problems import PlacedProblem
 from tocsin.schemas.configuration.sections import RuleEntry, StopOptions
+from tocsin.schemas.configuration.yaml_document import load
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.stream_rules.catalogue import built_in
 

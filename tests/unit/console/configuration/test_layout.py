@@ -16,8 +16,8 @@ from support.docs.config_examples import uncomment
 from tocsin.console.__main__ import app
 from tocsin.console.configuration.init import config_text, first_text
 from tocsin.console.configuration.layout import formatted, rewrite
-from tocsin.schemas.configuration.document import load
 from tocsin.schemas.configuration.problems import ConfigProblems
+from tocsin.schemas.configuration.yaml_document import load
 from tocsin.schemas.errors import ConfigurationError
 
 EXAMPLES = sorted((Path(__file__).parents[4] / "examples").glob("*/tocsin.yaml"))

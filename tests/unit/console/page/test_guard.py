@@ -15,7 +15,7 @@ from support.processes.pages import Served, served_here
 from tocsin.console.page.addresses import Address, may_be_asked_as, read_address, read_name
 from tocsin.console.page.assets import asset
 from tocsin.console.page.guard import POLICY, Access, refusal_of
-from tocsin.console.page.peers import Ends, ends_of, is_stranger
+from tocsin.console.page.loopback_users import Ends, ends_of, is_stranger
 from tocsin.console.page.server import ServeOptions, lines_of
 from tocsin.console.page.sessions import (
     LASTS_S,

@@ -15,7 +15,7 @@ from tocsin.bus.port import Bus
 from tocsin.console.context import read_viewing_context
 from tocsin.console.query.ask import Question, ask
 from tocsin.console.views.bus_view import read_view
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 from tocsin.schemas.topics import Topics
 from tocsin.store import open_store
 from tocsin.store.archive.merge import compact

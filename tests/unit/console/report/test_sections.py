@@ -31,7 +31,7 @@ from tocsin.console.report.sections.tensors import tensors
 from tocsin.console.report.sections.training_curves import training_curves
 from tocsin.console.report.sections.trees import importances, trees
 from tocsin.console.report.verdict import verdict
-from tocsin.schemas.compute import NO_PRICES
+from tocsin.schemas.compute_estimates import NO_PRICES
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.runs import DataLoaderSeen, PhaseMark, RunStarted
 

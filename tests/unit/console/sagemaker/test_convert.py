@@ -20,9 +20,9 @@ from tocsin.console.context import section_registry
 from tocsin.console.sagemaker.convert import Converted, convert
 from tocsin.console.sagemaker.tables import ACTIONS, BY_NAME, NEVER_FIRED, RULES, OldRule
 from tocsin.console.sagemaker.values import COLLECTIONS
-from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.file import Config, check_config
 from tocsin.schemas.configuration.problems import ConfigProblems
+from tocsin.schemas.configuration.yaml_document import Plain
 from tocsin.stream_rules.catalogue import built_in
 from tocsin.stream_rules.engine.configured_rules import rule_specs
 from tocsin.stream_rules.testing import RunBuilder, issues_of

@@ -30,7 +30,7 @@ from tocsin.runtime.metrics import Metrics
 from tocsin.runtime.testing import FakeClock
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.configurations import ConfigurationRefused, run_worker
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 
 GOOD = "version: 1\nlabels: {a: b}\n"
 BAD = "version: 1\nrules:\n  - nonfinit: [stop]\nreceivers:\n  h: {type: webhook, url: s3cret}\n"

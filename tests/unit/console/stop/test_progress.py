@@ -31,7 +31,7 @@ from tocsin.schemas.records.runs import (
     RunEnded,
     RunStarted,
 )
-from tocsin.schemas.records.runs_view import CommandSeen, RunSeen
+from tocsin.schemas.records.runs_fold import CommandSeen, RunSeen
 from tocsin.schemas.records.stops.commands import (
     StopAcknowledged,
     StopAnswer,

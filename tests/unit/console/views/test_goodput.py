@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from support.records.issues import NOW_MS, runs_view, view
-from tocsin.console.views.explain import run_story_facts, run_story_lines
 from tocsin.console.views.goodput import duration_text, goodput_line
 from tocsin.console.views.status import print_status, status_json
+from tocsin.console.views.why import run_story_facts, run_story_lines
 from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.goodput import Goodput, Outlook
 from tocsin.schemas.records.run_view import StopView

@@ -23,10 +23,10 @@ from support.records.issues import (
 )
 from support.records.issues import view_record as run_record
 from tocsin.bus.port import Outgoing, Record
-from tocsin.console.views.explain import run_story_lines, story_lines, story_of
 from tocsin.console.views.issues import IssueFilter, issue_table
 from tocsin.console.views.selection import choose_issue
 from tocsin.console.views.status import print_status
+from tocsin.console.views.why import run_story_lines, story_lines, story_of
 from tocsin.console.watch.frame import Situation, draw
 from tocsin.console.watch.state import WatchState
 from tocsin.emitter.launch import messages
@@ -38,7 +38,7 @@ from tocsin.schemas.records.events import Event
 from tocsin.schemas.records.issues import Evidence, Fact, Series
 from tocsin.schemas.records.run_view import StopView
 from tocsin.schemas.records.runs import CaptureFigures
-from tocsin.schemas.records.runs_view import CommandSeen, RunsView
+from tocsin.schemas.records.runs_fold import CommandSeen, RunsView
 from tocsin.schemas.records.stops.commands import (
     StopAcknowledged,
     StopEscalated,

@@ -18,7 +18,10 @@ from support.records.issues import (
     runs_view,
     view,
 )
-from tocsin.console.views.explain import (
+from tocsin.console.views.issues import IssueFilter, issue_table, issues_json, no_issues_line
+from tocsin.console.views.precision import precision_json, precision_of_rules, precision_table
+from tocsin.console.views.selection import choose_issue, choose_run
+from tocsin.console.views.why import (
     Story,
     run_story_facts,
     run_story_lines,
@@ -26,9 +29,6 @@ from tocsin.console.views.explain import (
     story_lines,
     story_of,
 )
-from tocsin.console.views.issues import IssueFilter, issue_table, issues_json, no_issues_line
-from tocsin.console.views.precision import precision_json, precision_of_rules, precision_table
-from tocsin.console.views.selection import choose_issue, choose_run
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.checkpoints import Checkpoint
 from tocsin.schemas.records.deliveries import Attempt, Delivery
@@ -39,7 +39,7 @@ from tocsin.schemas.records.feedback import (
 )
 from tocsin.schemas.records.issues import Evidence, Fact, IssueFiring, IssueOngoing, Series, Subject
 from tocsin.schemas.records.run_view import StopView
-from tocsin.schemas.records.runs_view import CommandSeen, RunsView
+from tocsin.schemas.records.runs_fold import CommandSeen, RunsView
 from tocsin.schemas.records.stops.commands import StopRequested
 
 LOSS = issue(rule="loss_spike", severity="warning", resolved=True)

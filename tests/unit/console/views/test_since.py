@@ -13,11 +13,11 @@ from support.records.issues import NOW_MS, delivery, issue, runs_view
 from tocsin.bus.port import EARLIEST, Outgoing, Partition
 from tocsin.bus.urls import open_bus
 from tocsin.console.views.bus_view import count_since
-from tocsin.console.views.explain import story_facts, story_lines, story_of
 from tocsin.console.views.issues import IssueFilter, issues_json, no_issues_line
 from tocsin.console.views.since import since_ms
 from tocsin.console.views.status import print_status, status_json
 from tocsin.console.views.topics import topics_json
+from tocsin.console.views.why import story_facts, story_lines, story_of
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.feedback import FeedbackAcknowledged
 from tocsin.schemas.records.run_view import RankView, RunView

@@ -9,13 +9,13 @@ from rich.console import Console
 
 from support.records.issues import NOW_MS, issue, runs_view
 from tocsin.bus.port import TopicState
-from tocsin.console.views.explain import story_lines, story_of
 from tocsin.console.views.issues import IssueFilter, first_seen, issue_table
 from tocsin.console.views.status import ago, print_status, status_json
 from tocsin.console.views.topics import print_topics, topics_json
+from tocsin.console.views.why import story_lines, story_of
 from tocsin.schemas.records.deliveries import Attempt, Delivery
 from tocsin.schemas.records.run_view import RunView
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 from tocsin.schemas.text import time_text
 from tocsin.schemas.topics import Topics
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from support.trainings.captured import Said, captured, said
-from tocsin.emitter.hooks.state import Hooks
+from tocsin.emitter.hooks.training_hooks import Hooks
 from tocsin.emitter.run import Run
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.checkpoints import CheckpointWritten

@@ -20,7 +20,7 @@ from support.trainings.captured import captured, said
 from tocsin.bus.embedded.spool import SpoolWriter, has_spools
 from tocsin.bus.port import BusUnavailable
 from tocsin.emitter.capture import capture, program_shape
-from tocsin.emitter.hooks import loss_functions, state, torch_patches
+from tocsin.emitter.hooks import loss_functions, torch_patches, training_hooks
 from tocsin.emitter.probes import clipped_norms
 from tocsin.emitter.probes.checkpoint_files import CheckpointFiles
 from tocsin.emitter.probes.evaluation_losses import EvaluationLosses
@@ -233,10 +233,10 @@ def fail(*args: object, **kwargs: object) -> None:
         (capture.Capture, "stepped", "steps"),
         (CheckpointFiles, "wrote", "checkpoints"),
         (EvaluationLosses, "evaluation_loss", "evaluation losses"),
-        (state.Hooks, "on_backward", "losses"),
+        (training_hooks.Hooks, "on_backward", "losses"),
         (clipped_norms.ClippedNorms, "add", "clipping"),
         (loss_functions.Evaluation, "on_loss", "evaluation"),
-        (state.Hooks, "start", "steps"),
+        (training_hooks.Hooks, "start", "steps"),
         (training.Training, "stepped", "steps"),
         (exit_points, "started", "stop"),
         (run_facts, "command_line", "steps"),

@@ -24,7 +24,7 @@ from support.trainings.loops import (
 )
 from tocsin.emitter.capture.capture import Capture
 from tocsin.emitter.hooks.fast_path import FastPath
-from tocsin.emitter.hooks.state import Hooks
+from tocsin.emitter.hooks.training_hooks import Hooks
 from tocsin.emitter.probes.gradients import GradientReader
 
 pytestmark = pytest.mark.usefixtures("where")

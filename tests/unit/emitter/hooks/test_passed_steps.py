@@ -27,7 +27,7 @@ from support.trainings.loops import (
 from tocsin.emitter.capture import user_values
 from tocsin.emitter.hooks import passed_steps
 from tocsin.emitter.hooks.passed_steps import PassedSteps
-from tocsin.emitter.hooks.state import Hooks
+from tocsin.emitter.hooks.training_hooks import Hooks
 from tocsin.emitter.probes.cuda_timing import CudaTiming, Event
 from tocsin.emitter.stop import exit_points
 from tocsin.emitter.stop.exception import StopTraining

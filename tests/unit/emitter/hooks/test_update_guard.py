@@ -16,10 +16,10 @@ import torch
 from support.records.stops import StopSigner
 from support.trainings.captured import captured, said
 from tocsin.emitter.hooks import passed_steps, torch_patches
-from tocsin.emitter.hooks.state import Hooks
+from tocsin.emitter.hooks.training_hooks import Hooks
 from tocsin.emitter.hooks.update_guard import UpdateGuard, all_finite
 from tocsin.emitter.stop import before_update, datagrams, exit_points, saving
-from tocsin.emitter.stop import rank as rank_module
+from tocsin.emitter.stop import rank_stop as rank_module
 from tocsin.emitter.stop.before_update import CheckpointPolicy
 from tocsin.emitter.stop.exception import StopTraining
 from tocsin.emitter.stop.processes import Members

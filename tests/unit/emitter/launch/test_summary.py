@@ -12,7 +12,7 @@ from support.records.stops import StopSigner
 from support.waiting import HANGS_S
 from tocsin.emitter.launch.messages import end_line, overhead
 from tocsin.emitter.launch.summary import StopFigures, Summary, decide_end
-from tocsin.schemas.compute import Compute
+from tocsin.schemas.compute_estimates import Compute
 from tocsin.schemas.records.checkpoints import Checkpoint
 from tocsin.schemas.records.goodput import Goodput
 from tocsin.schemas.records.issues import Evidence, Fact, IssueFiring, Subject

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from support.trainings.captured import Said, captured, said
-from tocsin.emitter.hooks.state import Hooks
+from tocsin.emitter.hooks.training_hooks import Hooks
 from tocsin.emitter.plan.collections import DEFAULT_PLANS, Schedule
 
 SECTION: Any = {

@@ -13,8 +13,8 @@ from support.records.stops import StopSigner
 from support.waiting import wait_until
 from tocsin.emitter.stop import datagrams, exit_points, saving
 from tocsin.emitter.stop.exception import StopTraining, take_over
-from tocsin.emitter.stop.rank import Rank
 from tocsin.emitter.stop.rank_agreement import Agreement
+from tocsin.emitter.stop.rank_stop import Rank
 from tocsin.schemas.records.checkpoints import Checkpoint
 from tocsin.schemas.records.events import Data
 from tocsin.schemas.records.frames import RecordOrigin

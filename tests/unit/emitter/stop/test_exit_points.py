@@ -22,10 +22,10 @@ from tocsin.emitter.stop import (
     rank_agreement,
     side_group,
 )
-from tocsin.emitter.stop import rank as rank_module
+from tocsin.emitter.stop import rank_stop as rank_module
 from tocsin.emitter.stop.exception import StopTraining, take_over
-from tocsin.emitter.stop.rank import Rank
 from tocsin.emitter.stop.rank_agreement import Agreement
+from tocsin.emitter.stop.rank_stop import Rank
 from tocsin.emitter.stop.side_group import GlooCollective
 from tocsin.schemas.records.events import Data
 from tocsin.schemas.records.frames import RecordOrigin

@@ -16,7 +16,6 @@ from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.receivers.webhook.config import WebhookReceiver
 from tocsin.schemas.configuration.capture import CollectionConfig
 from tocsin.schemas.configuration.docstrings import field_docstrings
-from tocsin.schemas.configuration.document import load
 from tocsin.schemas.configuration.file import (
     Config,
     DuplicateSection,
@@ -36,6 +35,7 @@ from tocsin.schemas.configuration.settings import (
 )
 from tocsin.schemas.configuration.validation import problems_of_model
 from tocsin.schemas.configuration.values import SecretRef, parse_duration
+from tocsin.schemas.configuration.yaml_document import load
 from tocsin.schemas.errors import ConfigurationError
 
 WORKING = """\

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from tocsin.schemas.configuration.document import Plain
 from tocsin.schemas.configuration.sections import RuleEntry
+from tocsin.schemas.configuration.yaml_document import Plain
 from tocsin.stream_rules.engine.configured_rules import RuleSpec, rule_specs
 from tocsin.stream_rules.testing import RunBuilder, issues_of
 

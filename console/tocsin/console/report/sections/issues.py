@@ -8,7 +8,7 @@ from tocsin.console.charts import Line, Mark, line_chart
 from tocsin.console.report.numbers import RunNumbers
 from tocsin.console.report.section import Paragraph, Section, not_captured
 from tocsin.console.report.sections.shared import HOW_JUDGED, NOT_JUDGED, worst
-from tocsin.console.views.explain import Story, paragraphs, story_of
+from tocsin.console.views.why import Story, paragraphs, story_of
 from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.issues import SEVERITIES, IssueFiring
 from tocsin.schemas.text import counted, fact_text, plain_line

@@ -9,7 +9,7 @@ rounding noise, as for a bias before a normalisation or a solved task; so is a b
 
 Parameters that have gradients but are in no optimizer do not change either: the branch
 `in_no_optimizer` reports them after the first seven steps; the probe
-`parameters_without_optimizer.py` defines when that is a warning.
+`signals/parameters_without_optimizer.py` defines when that is a warning.
 
 While the learning rates of all parameter groups are zero, or below 1e-4 of their highest, the rule
 pauses: `learning_rate_anomaly` reports that. If only some are, as many tensors as their groups have
@@ -44,11 +44,11 @@ from tocsin.stream_rules.reading.tensor_rows import (
 )
 from tocsin.stream_rules.rule import Params, RuleMeta, event, scalar, tensors
 from tocsin.stream_rules.rule_bases import RowState, TensorRowRule
-from tocsin.stream_rules.rules.numerical.parameters_without_optimizer import (
+from tocsin.stream_rules.signals.frozen_groups import FrozenGroups
+from tocsin.stream_rules.signals.parameters_without_optimizer import (
     COLLECTION,
     ParametersWithoutOptimizer,
 )
-from tocsin.stream_rules.signals.frozen_groups import FrozenGroups
 from tocsin.stream_rules.signals.significant_gradients import SignificantGradients
 
 _MAX_COLLECTIONS: Final = 256

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from tocsin.schemas.records.frames import Doubles, SystemFrame
 from tocsin.stream_rules.rule import RuleMeta, system
-from tocsin.stream_rules.rules.system.bottleneck import INPUTS, Bottleneck, BottleneckParams
+from tocsin.stream_rules.rules.system.bottleneck_base import INPUTS, Bottleneck, BottleneckParams
 from tocsin.stream_rules.signals.gpus import CAPTURE_HINT
 
 

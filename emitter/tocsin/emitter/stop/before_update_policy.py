@@ -19,7 +19,7 @@ _NAMES: Final = frozenset({RULE, "ExplodingTensor"})
 
 
 @dataclass(frozen=True, slots=True)
-class EarlyStop:
+class BeforeUpdatePolicy:
     """What becomes of the checkpoint of a stop before an update; None: there is no such stop, and
     `why_not`, where the configuration asks for one.
     """
@@ -28,10 +28,10 @@ class EarlyStop:
     why_not: str = ""
 
 
-def early_stop(config: Config, labels: Mapping[str, str]) -> EarlyStop:
+def before_update_policy(config: Config, labels: Mapping[str, str]) -> BeforeUpdatePolicy:
     """Whether a run with these labels is stopped before an update."""
     if not config.stop.before_update:
-        return EarlyStop()
+        return BeforeUpdatePolicy()
     reasons = []
     for options in _stops(config, labels):
         if isinstance(options, str):
@@ -39,9 +39,11 @@ def early_stop(config: Config, labels: Mapping[str, str]) -> EarlyStop:
             continue
         mode = options.mode or config.defaults.mode
         if mode == "enforce":
-            return EarlyStop(options.checkpoint)
+            return BeforeUpdatePolicy(options.checkpoint)
         reasons.append(f"its mode is {mode}")
-    return EarlyStop(why_not=f"the rule {RULE} does not stop this run at once: {reasons[0]}")
+    return BeforeUpdatePolicy(
+        why_not=f"the rule {RULE} does not stop this run at once: {reasons[0]}"
+    )
 
 
 def _stops(config: Config, labels: Mapping[str, str]) -> Iterator[StopOptions | str]:

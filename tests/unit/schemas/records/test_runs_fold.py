@@ -30,7 +30,7 @@ from tocsin.schemas.records.runs import (
     RunEnded,
     RunStarted,
 )
-from tocsin.schemas.records.runs_view import MAX_INCARNATIONS, RunSeen, RunsView
+from tocsin.schemas.records.runs_fold import MAX_INCARNATIONS, RunSeen, RunsView
 from tocsin.schemas.records.stops.commands import StopAcknowledged, StopExited, StopRequested
 from tocsin.schemas.records.wire import Meta, event_data, read_event
 

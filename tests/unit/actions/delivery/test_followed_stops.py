@@ -7,7 +7,7 @@ import pytest
 from pydantic import JsonValue
 
 from support.records.issues import NOW_MS, TOPICS, delivery, incarnation, issue, view
-from tocsin.actions.delivery import stop as stops
+from tocsin.actions.delivery import stop_command as stops
 from tocsin.schemas.configuration.sections import StopOptions
 from tocsin.schemas.errors import MalformedRecord, SignatureError
 from tocsin.schemas.ids import delivery_id
@@ -15,7 +15,7 @@ from tocsin.schemas.records.checkpoints import Checkpoint
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.events import EVENT_TYPES
 from tocsin.schemas.records.run_view import RunView, StopView
-from tocsin.schemas.records.runs_view import RunSeen
+from tocsin.schemas.records.runs_fold import RunSeen
 from tocsin.schemas.records.stops.commands import StopRequested, stop_key
 from tocsin.schemas.records.wire import read_signature
 from tocsin.schemas.signing import SigningKey, TrustedKeys

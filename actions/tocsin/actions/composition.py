@@ -13,10 +13,10 @@ from pydantic import SecretStr
 from tocsin.actions.config import decisions_of, digests_of, routing_of
 from tocsin.actions.decision.planned import STOP
 from tocsin.actions.decision.retry import RetryPolicy
-from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.answer_links import AnswerLinks
 from tocsin.actions.delivery.failure_reports import FailureReports
 from tocsin.actions.delivery.receiver_queues import ReceiverQueue
+from tocsin.actions.delivery.service import ActionsService
 from tocsin.actions.delivery.setup import Setup
 from tocsin.actions.delivery.stop_publisher import StopPublisher
 from tocsin.actions.digests.facts import read_digest

@@ -18,13 +18,13 @@ from tocsin.console.views.stop_history import (
     job_text,
     stop_history,
 )
-from tocsin.schemas.compute import NO_PRICES
+from tocsin.schemas.compute_estimates import NO_PRICES
 from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.deliveries import ACKNOWLEDGED, LATE, REPEAT, STOPPED, Delivery
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import IssueFiring, Series
 from tocsin.schemas.records.run_view import RunView
-from tocsin.schemas.records.runs_view import CommandSeen, RunsView, StateSeen
+from tocsin.schemas.records.runs_fold import CommandSeen, RunsView, StateSeen
 from tocsin.schemas.text import (
     checkpoint_text,
     fact_text,

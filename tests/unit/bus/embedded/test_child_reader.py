@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from support.waiting import HANGS_S, SOON_S
-from tocsin.bus.embedded import unmapped
+from tocsin.bus.embedded import child_reader
 from tocsin.bus.embedded.bus import EmbeddedBus
-from tocsin.bus.embedded.unmapped import UnmappedBus
+from tocsin.bus.embedded.child_reader import UnmappedBus
 from tocsin.bus.port import (
     EARLIEST,
     BusClosed,
@@ -34,7 +34,7 @@ CONTROL = Partition(TOPICS.control, 0)
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unmapped, "START_PAUSE_S", 0.0)
+    monkeypatch.setattr(child_reader, "START_PAUSE_S", 0.0)
 
 
 def record(number: int) -> Outgoing:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tocsin.schemas.records.collections import Tier
-from tocsin.stream_rules.engine.fairness import (
+from tocsin.stream_rules.engine.overload_decision import (
     Decision,
     Fairness,
     FairnessPolicy,

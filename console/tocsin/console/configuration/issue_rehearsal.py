@@ -25,7 +25,7 @@ from tocsin.schemas.records.events import EVENT_TYPES, Data, Event
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.issues import Issue
 from tocsin.schemas.records.run_view import RunView
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 from tocsin.schemas.text import plain_line, time_text
 
 AFTER_MS: Final = 3_600_000

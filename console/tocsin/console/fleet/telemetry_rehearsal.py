@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tocsin.bus.port import Partition, Record
-from tocsin.console.configuration.rehearsal import (
+from tocsin.console.configuration.issue_rehearsal import (
     Happened,
     count_issues,
     diff_json,
@@ -36,7 +36,7 @@ from tocsin.console.fleet.past_telemetry import (
 from tocsin.schemas.configuration.file import LoadedConfig
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.issues import IssueFiring
-from tocsin.schemas.records.runs_view import RunsView
+from tocsin.schemas.records.runs_fold import RunsView
 from tocsin.schemas.text import plain_line
 from tocsin.schemas.topics import telemetry_partition
 

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tocsin.schemas.configuration.document import (
+from tocsin.schemas.configuration.yaml_document import (
     _LOADER,
     MAX_BYTES,
     MAX_DEPTH,
@@ -207,7 +207,7 @@ def test_a_tree_as_deep_as_the_bound_is_read() -> None:
 def test_what_cannot_begin_a_text_has_a_hint(
     text: str, hint: str, loader: type[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tocsin.schemas.configuration.document._LOADER", loader)
+    monkeypatch.setattr("tocsin.schemas.configuration.yaml_document._LOADER", loader)
 
     assert [problem.hint for problem in load(text, source="f").problems] == [hint]
 

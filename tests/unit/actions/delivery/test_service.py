@@ -30,21 +30,21 @@ from support.servers.editable_chats import BOT, editable_chats
 from support.servers.fault_server import FaultServer, fault_server
 from support.servers.smtp_server import smtp_server
 from support.waiting import SOON_S, until
+from tocsin.actions.composition import build_actions_service
 from tocsin.actions.decision.retry import RetryPolicy
-from tocsin.actions.delivery.actions_service import ActionsService
 from tocsin.actions.delivery.order import SUPERSEDED
+from tocsin.actions.delivery.service import ActionsService
 from tocsin.actions.receivers.chat import kind as chat_kind
 from tocsin.actions.receivers.chat.editable import Telegram
 from tocsin.actions.receivers.registry import ReceiverKinds
-from tocsin.actions.service import build_actions_service
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import EARLIEST, Outgoing, Partition, Record
 from tocsin.console.dead_letters.letters import letter_text, letters_json
 from tocsin.console.dead_letters.redrive import read_contents
 from tocsin.console.feedback.send import feedback_record
 from tocsin.console.views.bus_view import read_view
-from tocsin.console.views.explain import story_facts, story_lines, story_of
 from tocsin.console.views.status import status_json
+from tocsin.console.views.why import story_facts, story_lines, story_of
 from tocsin.runtime import metrics as names
 from tocsin.runtime.prometheus_metrics import PrometheusMetrics
 from tocsin.runtime.worker import Worker, WorkerSettings

@@ -13,7 +13,7 @@ from tocsin.actions.receivers.build import Receivers
 from tocsin.actions.receivers.registry import ReceiverKinds
 from tocsin.actions.receivers.webhook.kind import Webhook
 from tocsin.console.__main__ import app
-from tocsin.console.configuration.rehearsal import count_issues, rehearse, starts_and_ends
+from tocsin.console.configuration.issue_rehearsal import count_issues, rehearse, starts_and_ends
 from tocsin.schemas.configuration.file import SectionRegistry, check_config
 from tocsin.schemas.errors import ConfigurationError
 from tocsin.schemas.records.events import Event

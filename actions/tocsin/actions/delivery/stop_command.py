@@ -17,7 +17,7 @@ from tocsin.schemas.errors import MalformedRecord
 from tocsin.schemas.records.deliveries import Delivery, DeliveryState
 from tocsin.schemas.records.events import EVENT_TYPES, Event
 from tocsin.schemas.records.issues import Issue
-from tocsin.schemas.records.runs_view import RunSeen
+from tocsin.schemas.records.runs_fold import RunSeen
 from tocsin.schemas.records.stops.commands import StopRequested
 from tocsin.schemas.records.wire import meta_of, signature_headers
 from tocsin.schemas.signing import SigningKey

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tocsin.schemas.compute import left_of
+from tocsin.schemas.compute_estimates import left_of
 from tocsin.schemas.configuration.file import check_config
 from tocsin.schemas.configuration.sections import PricesConfig
 from tocsin.schemas.records.goodput import Outlook

@@ -18,12 +18,12 @@ from tocsin.actions.decision.retry import Decision, RetryPolicy
 from tocsin.actions.delivery.control_records import ControlRecords
 from tocsin.actions.delivery.due_deliveries import DueDeliveries
 from tocsin.actions.delivery.followed_runs import FollowedRuns
+from tocsin.actions.delivery.followed_stops import FollowedStops
 from tocsin.actions.delivery.ledger_writer import LedgerWriter
 from tocsin.actions.delivery.notices import Notices
 from tocsin.actions.delivery.planner import Intent, Planner
 from tocsin.actions.delivery.receiver_queues import Attempted, ReceiverQueue, ReceiverQueues
 from tocsin.actions.delivery.setup import InThread, SetUp, Setup
-from tocsin.actions.delivery.stop_decisions import StopDecisions
 from tocsin.actions.digests.digests import Digests, ReadDigest
 from tocsin.actions.ledger.ledger import Ledger
 from tocsin.bus.port import Outgoing, Partition, Record
@@ -51,7 +51,7 @@ _AFTER_A_BUG_MS: Final = 60_000
 
 
 class ActionsService(Service):
-    """A service for `tocsin.runtime.worker.Worker`; made by `tocsin.actions.service`.
+    """A service for `tocsin.runtime.worker.Worker`; made by `tocsin.actions.composition`.
 
     Args:
         setup: what the configuration means.
@@ -103,7 +103,7 @@ class ActionsService(Service):
         self._planner = Planner(
             setup.decisions, self._ledger, self._queues.acknowledges, self._control, self._runs
         )
-        self._stops = StopDecisions(self._ledger, self._runs, self._control, setup.backends)
+        self._stops = FollowedStops(self._ledger, self._runs, self._control, setup.backends)
         issues = (topics.issues,) if self._planner.needs_issues else ()
         self.restores = (topics.actions, *issues)
         self._silences_over: list[Outgoing] = []

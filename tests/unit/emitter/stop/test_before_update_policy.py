@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tocsin.emitter.stop.early_stop import EarlyStop, early_stop
+from tocsin.emitter.stop.before_update_policy import BeforeUpdatePolicy, before_update_policy
 from tocsin.schemas.configuration.file import Config, check_config
 
 ON = "version: 1\nstop: {before_update: true}\n"
@@ -20,28 +20,31 @@ def parsed(text: str) -> Config:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("version: 1\n", EarlyStop()),
-        (ON, EarlyStop("protect_last_good")),
-        (ON + "rules: [{nonfinite: [stop]}]", EarlyStop("protect_last_good")),
-        (ON + "rules: [{nonfinite: [{stop: {checkpoint: save}}]}]", EarlyStop("save")),
-        (ON + "rules: [{ExplodingTensor: [{stop: {checkpoint: skip}}]}]", EarlyStop("skip")),
+        ("version: 1\n", BeforeUpdatePolicy()),
+        (ON, BeforeUpdatePolicy("protect_last_good")),
+        (ON + "rules: [{nonfinite: [stop]}]", BeforeUpdatePolicy("protect_last_good")),
+        (ON + "rules: [{nonfinite: [{stop: {checkpoint: save}}]}]", BeforeUpdatePolicy("save")),
+        (
+            ON + "rules: [{ExplodingTensor: [{stop: {checkpoint: skip}}]}]",
+            BeforeUpdatePolicy("skip"),
+        ),
         (
             ON + "defaults: {mode: shadow}\nrules: [{nonfinite: [{stop: {mode: enforce}}]}]",
-            EarlyStop("protect_last_good"),
+            BeforeUpdatePolicy("protect_last_good"),
         ),
         # An instance of its own beside the default one, which stops.
         (
             ON + "rules: [{name: mine, use: nonfinite, actions: []}]",
-            EarlyStop("protect_last_good"),
+            BeforeUpdatePolicy("protect_last_good"),
         ),
         (
             ON + "rules: [{name: nonfinite, use: nonfinite, match: {team: vision}}]",
-            EarlyStop("protect_last_good"),
+            BeforeUpdatePolicy("protect_last_good"),
         ),
     ],
 )
-def test_where_the_rule_stops_the_run_at_once(text: str, expected: EarlyStop) -> None:
-    assert early_stop(parsed(text), {"team": "vision"}) == expected
+def test_where_the_rule_stops_the_run_at_once(text: str, expected: BeforeUpdatePolicy) -> None:
+    assert before_update_policy(parsed(text), {"team": "vision"}) == expected
 
 
 @pytest.mark.parametrize(
@@ -68,6 +71,6 @@ def test_where_the_rule_stops_the_run_at_once(text: str, expected: EarlyStop) ->
     ],
 )
 def test_where_it_does_not(text: str, why: str) -> None:
-    found = early_stop(parsed(f"{ON}{text}"), {"team": "vision"})
+    found = before_update_policy(parsed(f"{ON}{text}"), {"team": "vision"})
     assert found.checkpoint is None
     assert found.why_not == f"the rule nonfinite does not stop this run at once: {why}"

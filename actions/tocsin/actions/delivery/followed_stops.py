@@ -9,11 +9,11 @@ from tocsin.actions.decision.planned import STOP
 from tocsin.actions.decision.retry import Decision, Outcome
 from tocsin.actions.delivery.control_records import ControlRecords
 from tocsin.actions.delivery.followed_runs import FollowedRuns
-from tocsin.actions.delivery.stop import decide_stop, sent_no_more, why_no_stop, why_over
+from tocsin.actions.delivery.stop_command import decide_stop, sent_no_more, why_no_stop, why_over
 from tocsin.actions.ledger.ledger import Change, Ledger
 from tocsin.schemas.records.deliveries import Delivery
 from tocsin.schemas.records.issues import Issue
-from tocsin.schemas.records.runs_view import RunSeen
+from tocsin.schemas.records.runs_fold import RunSeen
 
 NEEDS_NOBODY = "another issue stops the run, which nobody needs to approve"
 
@@ -33,7 +33,7 @@ class Backends(Protocol):
         ...
 
 
-class StopDecisions:
+class FollowedStops:
     """Decides; whoever asks writes the decisions into the ledger.
 
     Attributes:

@@ -19,7 +19,7 @@ from support.records.steps import written_steps
 from support.waiting import wait_until
 from tocsin.bus.embedded.bus import EmbeddedBus
 from tocsin.bus.port import Outgoing
-from tocsin.console.page.site import View
+from tocsin.console.page.composition import View
 from tocsin.schemas.records.feedback import Feedback
 from tocsin.schemas.records.silences import SilenceSet
 from tocsin.schemas.topics import issue_partition
