@@ -245,6 +245,32 @@ def test_a_bus_that_was_away_is_no_silence_of_a_postponed_run_either(
     assert said(found) == said(expected)
 
 
+def test_a_postponed_run_that_is_level_with_others_has_timers_as_they_do() -> None:
+    """It stays postponed while another partition lags, which may take long."""
+    runs = [RunBuilder(name) for name in (beside(0), "huge")]
+    for run in runs:
+        run.started()
+        run.heartbeat()
+    records = in_order(runs)
+    engine = PartitionEngine(only(TelemetryLost))
+    for record in records:
+        engine.apply(record)
+    assert engine.postpone(NUMBER, "huge", "a test")
+    runs[0].wait(10)
+    runs[0].heartbeat()
+    (behind,) = in_order(runs)[len(records) :]
+    engine.apply(behind)
+
+    later_ms = START_MS + 3_600_000
+    found = engine.tick(NUMBER, later_ms, since_ms=START_MS)
+    assert [each.issue.run_id for each in found] == [beside(0)], "of the other not all was read"
+    assert (engine.next_due_ms() or 0) > later_ms
+    engine.catch_up(behind)
+    assert (engine.next_due_ms() or later_ms) < later_ms
+    found = engine.tick(NUMBER, later_ms, since_ms=START_MS)
+    assert [each.issue.run_id for each in found] == ["huge"]
+
+
 def test_a_run_whose_first_checkpoint_was_torn_is_not_postponed_before_it_begins_anew() -> None:
     """It would be saved without rules, which whoever reads that took for new ones."""
     records = flood(seconds=1, until=1, nan_at=99)

@@ -125,11 +125,18 @@ class PartitionEngine:
         `since_ms`: since when that could be reported without a break.
         """
         state = self._partitions.get(partition)
-        return [] if state is None else self._advance(state, as_of_ms, since_ms)
+        if state is None:
+            return []
+        reported = self._advance(state, as_of_ms, since_ms)
+        for (number, _), apart in self._level_with_others():
+            if number == partition:
+                reported += self._advance(apart, as_of_ms, since_ms)
+        return reported
 
     def next_due_ms(self) -> int | None:
-        """When the next timer of any run is due."""
-        dues = [top for state in self._partitions.values() if (top := _top(state)) is not None]
+        """When the next timer of any run is due for which all records were read."""
+        states = [*self._partitions.values(), *(apart for _, apart in self._level_with_others())]
+        dues = [top for state in states if (top := _top(state)) is not None]
         return min(dues, default=None)
 
     # -- runs that are postponed -----------------------------------------------------------
@@ -193,19 +200,25 @@ class PartitionEngine:
     def rejoin(self, partitions: Collection[int]) -> list[RunEngine]:
         """End the postponement of the runs of these partitions that have caught up with the others;
         returns them."""
-        caught_up = [
-            (number, run_id)
-            for (number, run_id), state in self._postponed.items()
-            if number in partitions and state.next_offset >= self._partition(number).next_offset
-        ]
         runs = []
-        for number, run_id in caught_up:
-            run = self._postponed.pop((number, run_id)).runs[run_id]
+        for (number, run_id), apart in self._level_with_others():
+            if number not in partitions:
+                continue
+            run = apart.runs[run_id]
+            del self._postponed[number, run_id]
             self._partitions[number].runs[run_id] = run
             run.rejoin()
             _schedule(self._partitions[number], run_id)
             runs.append(run)
         return runs
+
+    def _level_with_others(self) -> list[tuple[tuple[int, str], PartitionState]]:
+        """Postponed runs that are as far as the others of their partition."""
+        return [
+            (key, state)
+            for key, state in self._postponed.items()
+            if state.next_offset >= self._partition(key[0]).next_offset
+        ]
 
     # -- state comes and goes --------------------------------------------------------------
 
