@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from tocsin.schemas.errors import ConfigurationError, TocsinError
-from tocsin.stream_rules.rule import AnyRule
-from tocsin.stream_rules.rules import (
-    about_rules,
-    data,
-    large_models,
-    numerical,
-    progress,
-    system,
-    trees,
-)
+from tocsin.stream_rules.rule import AnyRule, Family
+from tocsin.stream_rules.rules.about_rules import registry as about_rules
+from tocsin.stream_rules.rules.data import registry as data
+from tocsin.stream_rules.rules.large_models import registry as large_models
+from tocsin.stream_rules.rules.numerical import registry as numerical
+from tocsin.stream_rules.rules.progress import registry as progress
+from tocsin.stream_rules.rules.system import registry as system
+from tocsin.stream_rules.rules.trees import registry as trees
 
-FAMILIES: Final = (numerical, progress, data, large_models, system, trees, about_rules)
-"""Where the rules live; each has its own in `RULES`."""
+FAMILIES: Final[Mapping[Family, tuple[type[AnyRule], ...]]] = {
+    "numerical": numerical.RULES,
+    "progress": progress.RULES,
+    "data": data.RULES,
+    "large_models": large_models.RULES,
+    "system": system.RULES,
+    "trees": trees.RULES,
+    "about_rules": about_rules.RULES,
+}
+"""The rules of each family, from the `registry` of its folder."""
 
 
 class DuplicateRule(TocsinError):
@@ -74,4 +80,4 @@ class RuleCatalogue:
 
 def built_in() -> RuleCatalogue:
     """A catalogue of the rules that come with tocsin."""
-    return RuleCatalogue(rule for family in FAMILIES for rule in family.RULES)
+    return RuleCatalogue(rule for rules in FAMILIES.values() for rule in rules)

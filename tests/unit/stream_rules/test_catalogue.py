@@ -40,11 +40,10 @@ def problems(rules: str) -> list[tuple[int, int, str]]:
 
 
 def test_every_rule_stands_in_its_family() -> None:
-    for family in FAMILIES:
-        name = family.__name__.rpartition(".")[2]
-        for rule in family.RULES:
-            assert rule.meta.family == name
-            assert rule.__module__.rpartition(".")[2] == rule.meta.name
+    for family, rules in FAMILIES.items():
+        for rule in rules:
+            assert rule.meta.family == family
+            assert rule.__module__.endswith(f".rules.{family}.{rule.meta.name}")
 
 
 def test_presets_are_parameters_of_their_rule() -> None:

@@ -1,4 +1,4 @@
-"""Where a training process leaves its loop for a stop.
+"""The points of the loop at which a training process asks whether it has to stop.
 
 Capture calls `started` when a training begins, `check` at each exit point (outside of its
 isolation) and `finished` at its end. In between the rank listens (`tocsin.emitter.stop.rank_stop`).

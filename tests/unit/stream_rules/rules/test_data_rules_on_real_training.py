@@ -7,8 +7,8 @@ import pytest
 from fixtures.runs.judgement import judge
 from fixtures.runs.recorded import Request
 from tocsin.stream_rules.engine.configured_rules import RuleSpec
-from tocsin.stream_rules.rules.data import RULES as DATA
-from tocsin.stream_rules.rules.large_models import RULES as LARGE_MODELS
+from tocsin.stream_rules.rules.data.registry import RULES as DATA
+from tocsin.stream_rules.rules.large_models.registry import RULES as LARGE_MODELS
 from tocsin.stream_rules.testing import only
 
 MINE = (

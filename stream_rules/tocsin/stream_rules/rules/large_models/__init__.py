@@ -1,18 +1,1 @@
 """Rules on large models: attention, output logits, experts, embeddings."""
-
-from __future__ import annotations
-
-from typing import Final
-
-from tocsin.stream_rules.rule import AnyRule
-from tocsin.stream_rules.rules.large_models.attention_logit_growth import AttentionLogitGrowth
-from tocsin.stream_rules.rules.large_models.embedding_norm_growth import EmbeddingNormGrowth
-from tocsin.stream_rules.rules.large_models.logit_drift import LogitDrift
-from tocsin.stream_rules.rules.large_models.moe_imbalance import MoeImbalance
-
-RULES: Final[tuple[type[AnyRule], ...]] = (
-    AttentionLogitGrowth,
-    LogitDrift,
-    MoeImbalance,
-    EmbeddingNormGrowth,
-)
