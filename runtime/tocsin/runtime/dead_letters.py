@@ -154,16 +154,12 @@ class DeadLetters:
         return letters
 
     def check(self, records: Sequence[Record], poison: Sequence[Poison], now_ms: int) -> None:
-        """Count a round: what was read, and what of a postponed run was read again and is bad.
-        Raises TooManyDeadLetters."""
+        """Count a round. Raises TooManyDeadLetters."""
         if not poison and not self._guards:
             return
         bad = {(p.record.partition, p.record.offset) for p in poison}
-        new = {(r.partition, r.offset) for r in records}
-        # When these were passed over they counted as good, since nobody had decoded them.
-        again = [p.record for p in poison if (p.record.partition, p.record.offset) not in new]
         rows: dict[Partition, list[bool]] = {}
-        for record in (*records, *again):
+        for record in records:
             row = rows.setdefault(record.partition, [])
             row.append((record.partition, record.offset) in bad)
         for partition, row in rows.items():

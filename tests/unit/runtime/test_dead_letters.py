@@ -1,17 +1,7 @@
 from __future__ import annotations
 
-import pytest
-
 from tocsin.bus.port import Partition, Record
-from tocsin.runtime.dead_letters import (
-    DeadLetterGuard,
-    DeadLetterLimits,
-    DeadLetters,
-    TooManyDeadLetters,
-    dead_letter,
-)
-from tocsin.runtime.metrics import Metrics
-from tocsin.runtime.service import Poison
+from tocsin.runtime.dead_letters import DeadLetterGuard, DeadLetterLimits, dead_letter
 from tocsin.schemas.errors import MalformedRecord
 from tocsin.schemas.records.dead_letters import DeadLetter
 from tocsin.schemas.topics import MAX_RECORD_BYTES
@@ -73,16 +63,3 @@ def test_what_is_older_than_the_window_does_not_count() -> None:
     guard = DeadLetterGuard(LIMITS)
     assert guard.count(good=40, bad=9, last_bad=1, now_ms=0) is None
     assert guard.count(good=95, bad=9, last_bad=1, now_ms=300_001) is None
-
-
-def test_what_a_postponed_run_sent_counts_when_it_is_read_again() -> None:
-    letters = DeadLetters(
-        topic="dlq", service="rules", software="tocsin 1", limits=LIMITS, metrics=Metrics()
-    )
-    partition = Partition("t", 3)
-    sent = [Record(partition, offset, 0, b"run-1", b"\xff", ()) for offset in range(12)]
-    letters.check(sent, [], now_ms=0)
-    bad = [Poison(record, MalformedRecord("no header")) for record in sent]
-    letters.check([Record(partition, 12, 0, b"run-2", b"", ())], bad[:9], now_ms=1)
-    with pytest.raises(TooManyDeadLetters, match="t partition 3: 11 records in a row"):
-        letters.check([], bad[9:11], now_ms=2)
