@@ -42,16 +42,16 @@ OUTSIDE = frozenset(
         "emitter.training.session.Session._watch_the_end_of_a_child",
         "emitter.training.session._set_quit",
         "emitter.training.session.Session.end",
-        "emitter.hooks.state.Hooks.check",
+        "emitter.hooks.training_hooks.Hooks.check",
         "emitter.training.training.Training.check",
-        "emitter.hooks.state.Hooks.reset",
+        "emitter.hooks.training_hooks.Hooks.reset",
         "emitter.hooks.torch_patches._after_step",
         "emitter.hooks.torch_patches._before_step",
         "emitter.hooks.torch_patches._fail",
         "emitter.hooks.torch_patches._has_closure",
         "emitter.hooks.torch_patches._in_child",
         "emitter.hooks.torch_patches._leave_fast_path",
-        "emitter.hooks.state.Hooks._on_local_gradient",
+        "emitter.hooks.training_hooks.Hooks._on_local_gradient",
         "emitter.hooks.torch_patches.install",
         # The isolation of threads, and what wakes and ends these: without it they cannot.
         "bus.embedded.doorbell.Doorbell.close",
@@ -92,6 +92,7 @@ def wrap_all(folder: Path) -> Injector:
             and name != "tocsin.emitter.process.isolation"
         ]
     )
+    assert injector.left_out == OUTSIDE, "a function has another name"
     return injector
 
 

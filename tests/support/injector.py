@@ -73,6 +73,8 @@ class Injector:
 
     outside: frozenset[str] = frozenset()
     sites: set[str] = field(default_factory=set)
+    left_out: set[str] = field(default_factory=set)
+    """Those of `outside` that were met."""
     calls: Counter[str] = field(default_factory=Counter)
     fired: list[Fault] = field(default_factory=list)
     _wrapped: list[tuple[object, str, object]] = field(default_factory=list)
@@ -122,6 +124,7 @@ class Injector:
     def _around(self, function: FunctionType, site: str) -> Callable[..., Any] | None:
         site = site.removeprefix("tocsin.")
         if site in self.outside:
+            self.left_out.add(site)
             return None
         self.sites.add(site)
 

@@ -1,1 +1,1 @@
-"""What is to be done about an issue, and why: a module for each stage. Pure."""
+"""What is to be done about an issue, a module for each stage, and about an attempt. Pure."""

@@ -40,7 +40,7 @@ class DueDeliveries:
         ledger: Ledger,
         queues: ReceiverQueues,
         notices: Notices,
-        decisions: FollowedStops,
+        stops: FollowedStops,
         runs: FollowedRuns,
         *,
         started: set[str],
@@ -53,7 +53,7 @@ class DueDeliveries:
         self._ledger = ledger
         self._queues = queues
         self._notices = notices
-        self._stops = decisions
+        self._stops = stops
         self._runs = runs
         self._started = started
         self._report = report

@@ -105,11 +105,11 @@ def environment(
             path = origin / Path(url.removeprefix("embedded:")).expanduser()
         url = f"embedded:{os.path.abspath(path)}"
     found[BUS] = url
-    early = before_update_policy(loaded.config, {**settings.labels, **(labels or {})})
-    if early.why_not:
-        print_line(f"stop.before_update has no effect: {early.why_not}")
-    elif early.checkpoint is not None and base.get(STOP) != "off":
-        found[before_update.VARIABLE] = early.checkpoint
+    policy = before_update_policy(loaded.config, {**settings.labels, **(labels or {})})
+    if policy.why_not:
+        print_line(f"stop.before_update has no effect: {policy.why_not}")
+    elif policy.checkpoint is not None and base.get(STOP) != "off":
+        found[before_update.VARIABLE] = policy.checkpoint
     if loaded.config.stop.pin != "off":
         found[PIN] = loaded.config.stop.pin
     if loaded.config.stop.trusted_keys is not None:

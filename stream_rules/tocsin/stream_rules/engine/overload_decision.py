@@ -1,4 +1,4 @@
-"""Fairness: which run gives way when a worker cannot keep up, and why. Pure.
+"""The decision in an overload: which run gives way when a worker cannot keep up, and why. Pure.
 
 All runs of a partition are read in one order, so what one of them costs all wait for. A worker that
 lags and spends most of its time on one run leaves summaries of this run's tensors out, those first

@@ -134,7 +134,8 @@ class PartitionEngine:
         return reported
 
     def next_due_ms(self) -> int | None:
-        """When the next timer of any run is due for which all records were read."""
+        """When the next timer is due; of postponed runs only those as far as the others of their
+        partition."""
         states = [*self._partitions.values(), *(apart for _, apart in self._level_with_others())]
         dues = [top for state in states if (top := _top(state)) is not None]
         return min(dues, default=None)

@@ -1,1 +1,1 @@
-"""What several rules derive from what they read: streaks, windows, trends, hysteresis, totals."""
+"""What rules derive from what they read: streaks, windows, trends, hysteresis, totals."""

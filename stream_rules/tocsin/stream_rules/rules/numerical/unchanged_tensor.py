@@ -8,8 +8,8 @@ rounding noise, as for a bias before a normalisation or a solved task; so is a b
 1e-2 of the gradient of its layer's weight, which in 16 bits is that noisy.
 
 Parameters that have gradients but are in no optimizer do not change either: the branch
-`in_no_optimizer` reports them after the first seven steps; the probe
-`signals/parameters_without_optimizer.py` defines when that is a warning.
+`in_no_optimizer` reports them after the first seven steps;
+`stream_rules/signals/parameters_without_optimizer.py` defines when that is a warning.
 
 While the learning rates of all parameter groups are zero, or below 1e-4 of their highest, the rule
 pauses: `learning_rate_anomaly` reports that. If only some are, as many tensors as their groups have
