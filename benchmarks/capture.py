@@ -93,8 +93,13 @@ class Column:
         self.last = self.ask(steps)
         self.walls.append(self.last["wall_s"] / steps)
         self.cpu_s += sum(sum(process.cpu_times()[:2]) for process in self.ours) - before
-        self.cpu_s += self.last["cpu_s"] - self.last["thread_s"] if self.ours else 0.0
+        self.cpu_s += self.last["cpu_s"] - self.last["thread_s"]
         self.steps += steps
+
+    @property
+    def beside_percent(self) -> float:
+        """CPU beside the thread that trains, of one core."""
+        return 100 * self.cpu_s / (statistics.mean(self.walls) * self.steps)
 
     def bus_bytes(self) -> int:
         """The size of the bus's file with its log."""
@@ -215,9 +220,8 @@ def report(model: str, threads: int, columns: Sequence[Column]) -> list[dict[str
                 100 * hooks_s / sum(w for w in column.walls) / (column.steps / len(column.walls))
             )
             row["hooks_us"] = 1e6 * hooks_s / column.steps
-            row["beside_percent"] = (
-                100 * column.cpu_s / (statistics.mean(column.walls) * column.steps)
-            )
+            # Less what torch's own threads take.
+            row["beside_percent"] = column.beside_percent - plain.beside_percent
             row["bytes_per_step"] = column.last["bus_bytes"] / column.steps
             row["intervals"] = column.last["intervals"]
         rows.append(row)
